@@ -267,7 +267,8 @@ func TestMaintainerScripts(t *testing.T) {
 	t.Parallel()
 	const units = "etc/systemd/system/"
 	daemon := units + "kbnode.service:[Service]\nExecStart=/usr/bin/kbnode daemon\n"
-	guard := units + "kbnode-guard-gpu3.service:[Service]\nExecStartPre=+/usr/bin/kbnode disk --slot 3\nExecStart=/usr/local/bin/kbnode guard --slot 3\n"
+	jobs := units + "kbnode-job-gpu3@.service:[Service]\nExecStart=/usr/bin/kbnode run-job --slot 3\n"
+	agent := units + "buildkite-agent-gpu3.service:[Service]\nExecStartPre=+/usr/bin/kbnode clear --slot 3\nExecStart=/usr/local/libexec/kbnode/buildkite-agent start\n"
 	local := units + "kbnode.service:[Service]\nExecStart=/usr/local/bin/kbnode daemon\n"
 	config, state := "etc/kbnode/config.yaml:queue: x\n", "var/lib/kbnode/events.jsonl:\n"
 	other := "etc/buildkite-agent/token:secret"
@@ -280,7 +281,8 @@ func TestMaintainerScripts(t *testing.T) {
 	}{
 		{script: "prerm", args: "remove", files: []string{daemon}, says: "sudo kbnode uninstall", refuses: true},
 		{script: "prerm", args: "0", files: []string{daemon}, says: "sudo kbnode uninstall", refuses: true},
-		{script: "prerm", args: "remove in-favour other 1.0", files: []string{guard}, says: "sudo kbnode uninstall", refuses: true},
+		{script: "prerm", args: "remove in-favour other 1.0", files: []string{jobs}, says: "sudo kbnode uninstall", refuses: true},
+		{script: "prerm", args: "remove", files: []string{agent}, says: "sudo kbnode uninstall", refuses: true},
 		{script: "prerm", args: "remove", files: []string{local}},
 		{script: "prerm", args: "remove"},
 		{script: "prerm", args: "upgrade 1.3.0", files: []string{daemon}},

@@ -29,8 +29,8 @@ func sample(args []string) int {
 	uuid := flags.String("uuid", "", "UUID of the GPU")
 	every := flags.Duration("every", time.Second, "time between two samples")
 	_ = flags.Parse(args) // it exits on errors
-	// systemd tells all of the guard's processes to stop, but the guard runs until its job
-	// has ended.
+	// Who stops the unit of a job's process may tell all its processes, and the samples go on until the job has
+	// ended.
 	signal.Ignore(syscall.SIGTERM)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)

@@ -1,16 +1,14 @@
 package bootstrap
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
+	"net"
 	"os/exec"
 	"slices"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -22,142 +20,139 @@ import (
 )
 
 const (
-	// serviceAway is how long a service that is being restarted may take to answer again.
-	serviceAway = time.Minute
-	servicePoll = 250 * time.Millisecond
-	cancelPoll  = time.Second
-	// maxPipeline bounds a pipeline's file in bytes, as the service does.
+	// slotAway is how long a slot that refuses connections may take to take one, as while the job before ends.
+	slotAway = 3 * time.Minute
+	slotPoll = 250 * time.Millisecond
+	// maxPipeline bounds a pipeline's file in bytes, as guard does.
 	maxPipeline = 1 << 20
-)
-
-// client speaks to the slot's service about one job.
-type client struct {
-	http           *http.Client
-	body           []byte
-	stdout, stderr int64 // bytes of output that were read
-	answered       bool  // the last request was
-	away           time.Duration
-}
-
-func newClient(socket string, spec *job.Spec) (*client, error) {
-	body, err := spec.Marshal()
-	if err != nil {
-		return nil, fmt.Errorf("write the spec: %w", err)
-	}
-	return &client{body: body, away: serviceAway, http: slot.Client(socket)}, nil
-}
-
-const (
-	// waitAway is how long RunSpec waits for a service that is away, and waitCanceled for the end of a job
-	// that it canceled.
-	waitAway     = 5 * time.Second
+	// rootAway is slotAway for root, and waitCanceled is how long root waits for the end of a job that it canceled.
+	rootAway     = 5 * time.Second
 	waitCanceled = 10 * time.Second
 )
 
-// RunSpec has a slot's service run a job for root, and calls each with what it says. When ctx ends, it
-// cancels the job and waits for its end; a slow one ends by itself.
+// RunSpec has a slot run a job for root, and calls each with what it says. When ctx ends, it cancels the job and waits
+// for its end; a slow one ends by itself.
 func RunSpec(ctx context.Context, socket string, spec *job.Spec, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
-	c, err := newClient(socket, spec)
-	if err != nil {
-		return slot.Outcome{}, err
-	}
-	c.away = waitAway
-	defer c.http.CloseIdleConnections()
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer context.AfterFunc(ctx, func() {
-		time.AfterFunc(waitCanceled, end)
-		c.cancel(running, spec.JobID)
-	})()
-	return c.run(running, each)
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(waitCanceled, end) })()
+	return runSpec(running, ctx, socket, rootAway, spec, each)
 }
 
-// run runs the job. Where the stream breaks off, it goes on.
-func (c *client) run(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
-	last := time.Now() // when the service was there
-	for {
-		began := time.Now()
-		o, err := c.attempt(ctx, func(kind slot.FrameKind, data []byte) {
-			last = time.Now()
-			switch kind {
-			case slot.FrameStdout:
-				c.stdout += int64(len(data))
-			case slot.FrameStderr:
-				c.stderr += int64(len(data))
-			}
-			each(kind, data)
-		})
-		if err == nil {
-			return o, nil
+// NotReadyError is why no job of a slot could start now.
+type NotReadyError struct{ Reason string }
+
+func (e *NotReadyError) Error() string { return e.Reason }
+
+// Check asks a slot whether a job could start now. The error is a *NotReadyError if the slot says why not.
+func Check(ctx context.Context, socket string) error {
+	o, err := ask(ctx, ctx, socket, 0, slot.RequestCheck, nil, func(slot.FrameKind, []byte) {})
+	if err == nil && o.Refused+o.NodeFault != "" {
+		err = &NotReadyError{o.Refused + o.NodeFault}
+	}
+	return err
+}
+
+// clearAway is how long a slot's socket may be away before its agent starts: it is being restarted.
+const clearAway = 15 * time.Second
+
+const (
+	// endedAway is clearAway after an agent's end, as when the machine goes down, and endedTime is for all of it.
+	endedAway, endedTime = 2 * time.Second, 10 * time.Minute
+	// reportTime is how long a report may take: systemd starts no process while Docker starts.
+	reportTime = time.Minute
+)
+
+// Clear has a slot cleared before its agent starts, and waits while the slot is parked.
+func Clear(ctx context.Context, socket string) error {
+	for when := slot.ClearStart; ; when = slot.ClearAgain {
+		o, err := askWord(ctx, socket, clearAway, slot.RequestClear, when)
+		if err != nil {
+			return fmt.Errorf("clear the slot: %w", err)
 		}
-		if _, ok := errors.AsType[*statusError](err); ok {
-			return o, err
-		}
-		if c.answered && time.Since(began) > c.away/10 { // not one that dies of this job
-			last = time.Now()
-		}
-		if time.Since(last) > c.away {
-			return o, fmt.Errorf("%w: %w", errGone, err)
-		}
-		if err := limit.Sleep(ctx, servicePoll); err != nil {
-			return o, err
+		if o.Reason == "" {
+			return nil
 		}
 	}
 }
 
-// statusError is an answer of the service that another try does not change.
-type statusError struct{ text string }
+// ClearEnded has what is left of a job removed after the agent's end.
+func ClearEnded(ctx context.Context, socket string) error {
+	ctx, cancel := context.WithTimeout(ctx, endedTime)
+	defer cancel()
+	if _, err := askWord(ctx, socket, endedAway, slot.RequestClear, slot.ClearEnded); err != nil {
+		return fmt.Errorf("clear the slot: %w", err)
+	}
+	return nil
+}
 
-func (e *statusError) Error() string { return e.text }
+// Report tells a slot how far its agent came: slot.RegisteredName or slot.WorkedName.
+func Report(ctx context.Context, socket, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTime)
+	defer cancel()
+	if _, err := askWord(ctx, socket, rootAway, slot.RequestReport, name); err != nil {
+		return fmt.Errorf("report that the agent has %s: %w", name, err)
+	}
+	return nil
+}
 
-func (c *client) attempt(ctx context.Context, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
-	query := url.Values{slot.StdoutParam: {strconv.FormatInt(c.stdout, 10)}, slot.StderrParam: {strconv.FormatInt(c.stderr, 10)}}
-	resp, err := c.post(ctx, slot.RunPath+"?"+query.Encode(), bytes.NewReader(c.body))
-	c.answered = err == nil
+// askWord sends a request with one word. What the slot refuses is an error.
+func askWord(ctx context.Context, socket string, away time.Duration, kind byte, word string) (slot.Outcome, error) {
+	o, err := ask(ctx, ctx, socket, away, kind, []byte(word), func(slot.FrameKind, []byte) {})
+	if err == nil && o.Refused+o.NodeFault != "" {
+		err = errors.New(o.Refused + o.NodeFault)
+	}
+	return o, err
+}
+
+func runSpec(ctx, canceled context.Context, socket string, away time.Duration, spec *job.Spec, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	body, err := spec.Marshal()
+	if err != nil {
+		return slot.Outcome{}, fmt.Errorf("write the spec: %w", err)
+	}
+	return ask(ctx, canceled, socket, away, slot.RequestRun, body, each)
+}
+
+// ask sends a slot a request until it is taken, and reads the answer. It cancels the request when canceled ends, and gives it
+// up when ctx ends.
+func ask(ctx, canceled context.Context, socket string, away time.Duration, kind byte, body []byte, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	for began := time.Now(); ; {
+		taken := false
+		o, err := attempt(ctx, canceled, socket, kind, body, func(kind slot.FrameKind, data []byte) {
+			if taken = true; kind != slot.FrameTaken {
+				each(kind, data)
+			}
+		})
+		switch {
+		case err == nil:
+			return o, nil
+		case taken:
+			return o, fmt.Errorf("the slot's process has ended before its job, of which nothing more is known: %w", err)
+		case canceled.Err() != nil:
+			return o, fmt.Errorf("the job was canceled before it started: %w", err)
+		case time.Since(began) > away:
+			return o, fmt.Errorf("%w: %w", errGone, err)
+		}
+		if err := limit.Sleep(canceled, slotPoll); err != nil {
+			return o, fmt.Errorf("the job was canceled before it started: %w", err)
+		}
+	}
+}
+
+func attempt(ctx, canceled context.Context, socket string, kind byte, body []byte, each func(slot.FrameKind, []byte)) (slot.Outcome, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return slot.Outcome{}, err
 	}
-	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusForbidden {
-		return slot.Outcome{Refused: slot.Message(resp)}, nil
-	}
-	if resp.StatusCode != http.StatusOK {
-		return slot.Outcome{}, &statusError{slot.Message(resp)}
-	}
-	return slot.ReadFrames(resp.Body, each)
-}
-
-// cancel asks the service to end a job, until ctx is done: it may be away, or not know the job yet.
-func (c *client) cancel(ctx context.Context, id string) {
-	for ctx.Err() == nil {
-		if resp, err := c.post(ctx, slot.CancelPath+"?"+url.Values{slot.JobParam: {id}}.Encode(), nil); err == nil {
-			_ = resp.Body.Close()
-		}
-		_ = limit.Sleep(ctx, cancelPoll)
-	}
-}
-
-// refusedTime is how long the service has to hear of a job that it does not get.
-const refusedTime = 5 * time.Second
-
-// tellRefused tells the service of a job that it does not get: it would count the agent as one that failed, and let
-// the slot wait.
-func (c Config) tellRefused(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, refusedTime)
-	defer cancel()
-	service := client{http: slot.Client(c.Socket)}
-	defer service.http.CloseIdleConnections()
-	if resp, err := service.post(ctx, slot.RefusedPath, nil); err == nil {
-		_ = resp.Body.Close()
-	}
-}
-
-func (c *client) post(ctx context.Context, path string, body io.Reader) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://slot"+path, body)
+	defer conn.Close() //nolint:errcheck // the answer was read, or is given up
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	defer context.AfterFunc(canceled, func() { _ = conn.(*net.UnixConn).CloseWrite() })()
+	sent := slot.WriteRequest(conn, kind, body)
+	o, err := slot.ReadFrames(conn, each) // also the answer to a request of which the slot read no more
 	if err != nil {
-		return nil, err
+		err = cmp.Or(sent, err)
 	}
-	return c.http.Do(req)
+	return o, err
 }
 
 var (

@@ -3,8 +3,9 @@ package bootstrap
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io"
 	"net"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -16,65 +17,114 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// serve answers as a slot's service would.
-func serve(t *testing.T, answer func(w http.ResponseWriter, nth int32)) *client {
+// answers listens in place of a slot, and answers each connection.
+func answers(t *testing.T, answer func(conn net.Conn, nth int32)) (socket string) {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "s")
+	dir := t.TempDir()
+	socket = filepath.Join(dir, "s")
 	l, err := net.Listen("unix", socket)
 	must.Do(t, err)
-	var n atomic.Int32
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { answer(w, n.Add(1)) })}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
-	c, err := newClient(socket, &job.Spec{})
-	must.Do(t, err)
-	return c
-}
-
-// TestQuietJob goes on after a restart of the service, although it wrote nothing for long.
-func TestQuietJob(t *testing.T) {
-	t.Parallel()
-	c := serve(t, func(w http.ResponseWriter, nth int32) {
-		_ = http.NewResponseController(w).Flush()
-		if nth == 1 {
-			time.Sleep(3 * time.Second)
-			panic(http.ErrAbortHandler)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for n := int32(1); ; n++ {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close() //nolint:errcheck // of a test
+				answer(conn, n)
+			}()
 		}
-		_ = slot.NewFrames(w, nil).End(slot.Outcome{ExitCode: 3})
-	})
-	c.away = 2 * time.Second
-	if o, err := c.run(t.Context(), func(slot.FrameKind, []byte) {}); err != nil || o.ExitCode != 3 {
-		t.Errorf("%+v, %v", o, err)
-	}
+	}()
+	return socket
 }
 
-// TestServiceThatDies is given up.
-func TestServiceThatDies(t *testing.T) {
-	t.Parallel()
-	c := serve(t, func(w http.ResponseWriter, _ int32) {
-		_ = http.NewResponseController(w).Flush()
-		panic(http.ErrAbortHandler)
-	})
-	c.away = 100 * time.Millisecond
-	if _, err := c.run(t.Context(), func(slot.FrameKind, []byte) {}); err == nil {
-		t.Error("it was not given up")
-	}
+func try(ctx, canceled context.Context, t *testing.T, socket string, away time.Duration) (slot.Outcome, error) {
+	t.Helper()
+	return runSpec(ctx, canceled, socket, away, &job.Spec{}, func(slot.FrameKind, []byte) {})
 }
 
-// TestCancelAgain cancels a job that the service does not know yet.
-func TestCancelAgain(t *testing.T) {
+// TestSlotTakesItsTime asks again where nothing was read of the request, as while the job before ends.
+func TestSlotTakesItsTime(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	c := serve(t, func(w http.ResponseWriter, nth int32) {
-		if nth == 1 {
-			w.WriteHeader(http.StatusNotFound)
+	socket := answers(t, func(conn net.Conn, nth int32) {
+		if nth < 3 { // as systemd does when too many processes run
 			return
 		}
-		cancel()
+		kind, _, err := slot.ReadRequest(conn, job.MaxSpec)
+		frames := slot.NewFrames(conn)
+		if err != nil || kind != slot.RequestRun || frames.Taken() != nil {
+			t.Errorf("%c, %v", kind, err)
+		}
+		_ = frames.End(slot.Outcome{ExitCode: 3})
 	})
-	c.cancel(ctx, "0190")
-	if ctx.Err() == nil {
-		t.Error("it ended before the service knew the job")
+	if o, err := try(t.Context(), t.Context(), t, socket, time.Minute); err != nil || o.ExitCode != 3 {
+		t.Errorf("%+v, %v", o, err)
+	}
+	if _, err := try(t.Context(), t.Context(), t, socket+"none", 0); !errors.Is(err, errGone) {
+		t.Errorf("a slot that is gone: %v", err)
+	}
+}
+
+// TestProcessThatDies: a job is not run again of which its process has read the spec.
+func TestProcessThatDies(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	socket := answers(t, func(conn net.Conn, _ int32) {
+		asked.Add(1)
+		_, _, _ = slot.ReadRequest(conn, job.MaxSpec)
+		_ = slot.NewFrames(conn).Taken()
+	})
+	_, err := try(t.Context(), t.Context(), t, socket, time.Minute)
+	must.Err(t, err, "the slot's process has ended before its job")
+	must.Equal(t, int32(1), asked.Load())
+}
+
+// TestCancel ends the slot's side of the connection, and waits for the outcome.
+func TestCancel(t *testing.T) {
+	t.Parallel()
+	canceled, cancel := context.WithCancel(t.Context())
+	socket := answers(t, func(conn net.Conn, _ int32) {
+		_, _, _ = slot.ReadRequest(conn, job.MaxSpec)
+		frames := slot.NewFrames(conn)
+		_ = frames.Taken()
+		cancel()
+		if n, err := conn.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("the slot reads %d bytes, %v", n, err)
+		}
+		_ = frames.End(slot.Outcome{ExitCode: 143, Canceled: true})
+	})
+	if o, err := try(t.Context(), canceled, t, socket, time.Minute); err != nil || o.ExitCode != 143 {
+		t.Errorf("%+v, %v", o, err)
+	}
+	_, err := try(t.Context(), canceled, t, socket+"none", time.Minute)
+	must.Err(t, err, "canceled before it started")
+}
+
+// TestCheck says whether a job could start.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	says := slot.Outcome{}
+	socket := answers(t, func(conn net.Conn, _ int32) {
+		if kind, body, err := slot.ReadRequest(conn, 0); err != nil || kind != slot.RequestCheck || len(body) > 0 {
+			t.Errorf("%c %q, %v", kind, body, err)
+		}
+		_ = slot.NewFrames(conn).End(says)
+	})
+	must.Do(t, Check(t.Context(), socket))
+	says.NodeFault = "the slot has no limits"
+	if no, ok := errors.AsType[*NotReadyError](Check(t.Context(), socket)); !ok || no.Reason != says.NodeFault {
+		t.Errorf("%v", no)
+	}
+	must.Err(t, Clear(t.Context(), answers(t, func(conn net.Conn, _ int32) {
+		if kind, body, err := slot.ReadRequest(conn, 10); err != nil || kind != slot.RequestClear || string(body) != slot.ClearStart {
+			t.Errorf("%c %s, %v", kind, body, err)
+		}
+		_ = slot.NewFrames(conn).End(slot.Outcome{Refused: "only root"})
+	})), "clear the slot: only root")
+	if _, ok := errors.AsType[*NotReadyError](Check(t.Context(), socket+"none")); ok {
+		t.Error("a slot that is gone has answered")
 	}
 }
 

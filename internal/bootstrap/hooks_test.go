@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -34,10 +33,8 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{}
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	must.Do(t, err)
-	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		body, _ := io.ReadAll(req.Body)
+	socket := answers(t, func(conn net.Conn, _ int32) {
+		_, body, _ := slot.ReadRequest(conn, job.MaxSpec)
 		spec, err := job.Parse(body)
 		if err != nil {
 			return
@@ -45,23 +42,21 @@ func newRig(t *testing.T, end slot.Outcome, says string) *rig {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.specs = append(r.specs, spec)
-		frames := slot.NewFrames(w, nil)
+		frames := slot.NewFrames(conn)
 		if says != "" {
 			_, _ = io.WriteString(frames.Writer(slot.FrameStdout), says)
 		}
 		_ = frames.End(end)
-	})}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
+	})
 	r.Config = Config{
-		Socket: filepath.Join(dir, "s"), Slot: "gpu0", Log: &r.log, Agent: filepath.Join(dir, "buildkite-agent"),
+		Socket: socket, Slot: "gpu0", Log: &r.log, Agent: filepath.Join(dir, "buildkite-agent"),
 		Hooks: filepath.Join(dir, "hooks"), SlotVars: filepath.Join(dir, "environment"), Home: "/home/slot", hookOwner: os.Getuid(),
 		Input: job.Input{Env: map[string]string{
 			"BUILDKITE_JOB_ID": "0190", "BUILDKITE_COMMAND": "true", "BUILDKITE_ARTIFACT_PATHS": "result.json", "BUILDKITE_REDACTED_VARS": "*_TOKEN",
 			"BUILDKITE_PLUGINS": `[{"docker#v5.13.0":{"image":"img","environment":["RUN=theirs"]}}]`,
 		}, Sent: []job.Var{{Name: "RUN", Value: "theirs"}}},
 	}
-	err = errors.Join(os.Mkdir(r.Hooks, 0o755), os.WriteFile(r.SlotVars, []byte("# "+plan.Marker+"\nKERNELBOT_CPUS=4\n"), 0o600))
+	err := errors.Join(os.Mkdir(r.Hooks, 0o755), os.WriteFile(r.SlotVars, []byte("# "+plan.Marker+"\nKERNELBOT_CPUS=4\n"), 0o600))
 	must.Do(t, err)
 	must.Program(t, r.Agent, "#!/bin/sh\necho uploaded\n")
 	return r

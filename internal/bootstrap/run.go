@@ -1,5 +1,5 @@
 // Package bootstrap is what a slot's agent starts for a job, in place of its own bootstrap. It
-// reads the job as data, has the slot's service run it in a container, writes the log, uploads
+// reads the job as data, has a process of root run it in a container, writes the log, uploads
 // artifacts, and ends as Buildkite expects. It starts no program of the job's.
 package bootstrap
 
@@ -38,7 +38,7 @@ const maxIgnored = 2000
 type Config struct {
 	Input    job.Input
 	InputErr error  // why Input is not all of it; nil if it is
-	Socket   string // of the slot's service
+	Socket   string // where the slot's jobs are run
 	Slot     string // its name, for the log
 	Log      io.Writer
 	Agent    string // path of buildkite-agent
@@ -87,14 +87,14 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 			why, status = refused.Lines(), job.ExitRefused
 		}
 		c.say(append([]string{"+++ kbnode does not run this step"}, why...)...)
-		c.tellRefused(ctx)
+		c.worked(ctx)
 		return status
 	}
 	c.say("~~~ kbnode prepares a container on " + c.Slot)
 	defer c.preExit(canceled)
 	if err := c.environment(canceled, spec, log); err != nil {
 		c.say("^^^ +++", "kbnode: "+err.Error())
-		c.tellRefused(ctx)
+		c.worked(ctx)
 		return ExitNode
 	}
 	o, err := c.follow(ctx, canceled, spec)
@@ -133,6 +133,13 @@ func (c Config) run(ctx, canceled context.Context) (status int) {
 	return status
 }
 
+// worked tells the slot that its agent had a job, of which no request says so.
+func (c Config) worked(ctx context.Context) {
+	if err := Report(ctx, c.Socket, slot.WorkedName); err != nil {
+		c.say("kbnode: " + err.Error()) // the next agent may wait a little, as after one that failed
+	}
+}
+
 // exitStatus is the status of the command, but never 125: newer agents take it for a process that
 // could not start.
 func exitStatus(code int) int {
@@ -145,17 +152,10 @@ func exitStatus(code int) int {
 	return code
 }
 
-// follow has the slot's service run the job and writes what it says, until it has ended.
+// follow has the slot run the job and writes what it says, until it has ended.
 func (c Config) follow(ctx, canceled context.Context, spec *job.Spec) (slot.Outcome, error) {
-	service, err := newClient(c.Socket, spec)
-	if err != nil {
-		return slot.Outcome{}, err
-	}
-	ctx, done := context.WithCancel(ctx)
-	defer done()
-	defer context.AfterFunc(canceled, func() { service.cancel(ctx, spec.JobID) })()
 	begin := sync.OnceFunc(func() { c.say("+++ " + title(spec)) })
-	o, err := service.run(ctx, func(kind slot.FrameKind, data []byte) {
+	o, err := runSpec(ctx, canceled, c.Socket, slotAway, spec, func(kind slot.FrameKind, data []byte) {
 		if kind == slot.FrameNote {
 			c.say("kbnode " + string(data))
 			return
@@ -241,4 +241,4 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 	return nil
 }
 
-var errGone = errors.New("the slot's service does not answer; see kbnode status on the node")
+var errGone = errors.New("the slot does not answer; see kbnode status on the node")

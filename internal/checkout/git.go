@@ -18,7 +18,7 @@ import (
 const (
 	// gitTime bounds one command of git.
 	gitTime = 10 * time.Minute
-	// maxMemory bounds git's data, in bytes: half of what the slot's service has.
+	// maxMemory bounds git's data, in bytes: half of what a job's process has.
 	maxMemory = 512 << 20
 	maxOutput = 64 << 10 // bytes of a command's output, except in unpack
 )

@@ -75,7 +75,7 @@ func runJob(ctx context.Context, k int, agent string, c bootstrap.Config) error 
 	// Between the agent's score, -900, and 0, the job's: with a job of many small processes, this would be the largest
 	// one in the slot. No harm is done where the kernel says no.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-500"), 0)
-	c.Input.Repositories = config.Patterns{`(?s).*`} // the slot's service refuses what its policy does not allow
+	c.Input.Repositories = config.Patterns{`(?s).*`} // guard refuses what its policy does not allow
 	c.Canceled, c.Socket, c.Slot, c.Agent = ctx.Done(), plan.SocketPath(k), plan.SlotName(k), agent
 	c.Hooks, c.SlotVars, c.Home = plan.HooksDir, plan.AgentDir(k)+"/environment", plan.WorkDir(k)
 	status, by := bootstrap.Run(context.WithoutCancel(ctx), c)

@@ -118,7 +118,7 @@ func newRoot(s term.Streams) *cobra.Command {
 	addGroup(root, "Competition", operator.NewSubmit(s), operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, "In jobs", operator.NewRunner(s), operator.NewPayload(s))
 	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
-	root.AddCommand(newAgentExec(s), newGuard(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
+	root.AddCommand(newClear(), newRunJob(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
 		cmd.SuggestFor = synonyms[cmd.Name()]
 	}

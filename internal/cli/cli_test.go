@@ -103,7 +103,7 @@ func TestLogUnits(t *testing.T) {
 	t.Parallel()
 	all := []string{"gpu0", "gpu10"}
 	units := func(k string) []string {
-		return []string{"buildkite-agent-gpu" + k + ".service", "kbnode-guard-gpu" + k + ".service", "buildkite-gpu" + k + ".slice"}
+		return []string{"buildkite-agent-gpu" + k + ".service", "kbnode-job-gpu" + k + ".socket", "kbnode-job-gpu" + k + "@*.service", `system-kbnode\x2djob\x2dgpu` + k + ".slice", "buildkite-gpu" + k + ".slice"}
 	}
 	for _, tt := range []struct {
 		has, args, want []string
@@ -126,7 +126,7 @@ func TestSlotsOfUnits(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{
 		"buildkite-agent-gpu10.service", "buildkite-agent-gpu2.service", "buildkite-agent-gpux.service",
-		"kbnode-guard-gpu3.service", "kbnode.service", "buildkite-agent-gpu2.service.d/mine.conf",
+		"kbnode-job-gpu3.socket", "kbnode-job-gpu3@.service", "kbnode.service", "buildkite-agent-gpu2.service.d/mine.conf",
 	} {
 		must.Write(t, root, name, "")
 	}

@@ -20,7 +20,7 @@ func TestPrintDoctor(t *testing.T) {
 		return doctor.Result{ID: id, Group: group, Status: f[0].Status, Findings: f}
 	}
 	const uuid = "GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03"
-	guard := func(slot int, why string) doctor.Finding {
+	missing := func(slot int, why string) doctor.Finding {
 		return doctor.Finding{Status: doctor.Fail, Slots: []int{slot}, Detail: why, Fix: "kbnode reconcile"}
 	}
 	bad := &doctor.Report{Checks: []doctor.Result{
@@ -30,8 +30,8 @@ func TestPrintDoctor(t *testing.T) {
 		skip("amd-driver", "gpu", "no AMD GPU"),
 		skip("amd-partitions", "gpu", "no AMD GPU"),
 		skip("nvidia-mig", "gpu", "no MIG"),
-		one("agent-hooks", "agent", guard(0, "no hook"), guard(4, "no hook"), guard(5, "old hook")),
-		one("agent-guard", "agent", guard(5, "no socket")),
+		one("agent-hooks", "agent", missing(0, "no hook"), missing(4, "no hook"), missing(5, "old hook")),
+		one("agent-socket", "agent", missing(5, "no socket")),
 		one("noise-swap", "noise", doctor.Finding{Status: doctor.Warn, Detail: strings.Repeat("swap is on ", 7) + "again", Fix: "swapoff -a && echo 0 >/x"}),
 		one("noise-smt", "noise", doctor.Finding{Status: doctor.OK, Detail: "none"}),
 	}}

@@ -21,9 +21,9 @@ func newLogs(s term.Streams) *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "logs [SLOT]",
-		Short: "Show the journal of a slot's agent, service and jobs",
-		Long: `Show the last lines in the journal of a slot: of its agent, its service kbnode-guard,
-and its jobs. What containers print is in Buildkite, not in the journal. Write a slot
+		Short: "Show the journal of a slot's agent and jobs",
+		Long: `Show the last lines in the journal of a slot: of its agent, and of the processes that
+run its jobs. What containers print is in Buildkite, not in the journal. Write a slot
 as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service.`,
 		Example: `  sudo kbnode logs gpu3 -f`,
 		Args:    cobra.MaximumNArgs(1),
@@ -69,7 +69,8 @@ func logUnits(has, args []string) ([]string, error) {
 	}
 	for _, name := range has {
 		k, _ := node.SlotNumber(name)
-		units = append(units, plan.AgentUnit(k), plan.GuardUnit(k), plan.SliceName(k))
+		// The slice has the lines of jobs to come, and the pattern what systemd says of those that ended.
+		units = append(units, plan.AgentUnit(k), plan.JobSocket(k), strings.Replace(plan.JobService(k), "@", "@*", 1), plan.JobSlice(k), plan.SliceName(k))
 	}
 	return units, nil
 }

@@ -2,16 +2,17 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/daemon"
 	"github.com/gpu-mode/kbnode/internal/disk"
@@ -31,49 +32,51 @@ func slotFlag(cmd *cobra.Command, k *int) {
 	_ = cmd.MarkFlagRequired("slot")
 }
 
-func newAgentExec(s term.Streams) *cobra.Command {
+func newClear() *cobra.Command {
 	var k int
-	var binary string
+	var ended bool
 	cmd := &cobra.Command{
-		Use:    "agent-exec",
-		Short:  "Become the agent of a slot (started by its unit)",
+		Use:    "clear",
+		Short:  "Clear a slot before its agent starts, or after its end (started by its unit)",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			pol, err := slot.ReadPolicy("/", k)
-			if err != nil {
-				return err
+			clear := bootstrap.Clear
+			if ended {
+				clear = bootstrap.ClearEnded
 			}
-			// A slice without its unit limits nothing, so an agent that started outside of its
-			// plan must not take a job.
-			if err := slot.CheckLimits(slot.CgroupRoot, pol); err != nil {
-				return err
-			}
-			if err := agent.Ready(cmd.Context(), k, s.Logger()); cmd.Context().Err() != nil {
+			err := clear(cmd.Context(), plan.SocketPath(k))
+			if cmd.Context().Err() != nil {
 				return nil // it was asked to stop
-			} else if err != nil {
-				return err
 			}
-			return agent.Exec(k, binary)
+			return err
 		},
 	}
 	slotFlag(cmd, &k)
-	cmd.Flags().StringVar(&binary, "agent", plan.AgentCopy, "the buildkite-agent to run")
+	cmd.Flags().BoolVar(&ended, "ended", false, "the agent has ended")
 	return cmd
 }
 
-func newGuard(s term.Streams) *cobra.Command {
+func newRunJob(s term.Streams) *cobra.Command {
 	var k int
 	cmd := &cobra.Command{
-		Use:    "guard",
-		Short:  "Run the jobs of a slot (started by its unit)",
+		Use:    "run-job",
+		Short:  "Run the job that a client of the slot's socket asks for (started by its unit)",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			conn, err := net.FileConn(os.Stdin)
+			if err != nil {
+				return term.Usagef("run-job answers a connection that systemd has accepted; leave it to the slot's unit")
+			}
+			client, ok := conn.(*net.UnixConn)
+			if !ok {
+				return term.Usagef("run-job answers a connection to a slot's socket; leave it to the slot's unit")
+			}
 			pol, err := slot.ReadPolicy("/", k)
 			if err != nil {
-				return err
+				return errors.Join(err, slot.NewFrames(client).End(slot.Outcome{NodeFault: err.Error()}))
 			}
-			saveMemory()
-			return guard.Serve(cmd.Context(), pol, s.Logger())
+			limitThreads()
+			return guard.Answer(cmd.Context(), pol, client, s.Logger())
 		},
 	}
 	slotFlag(cmd, &k)
@@ -87,11 +90,18 @@ func newHook(s term.Streams) *cobra.Command {
 		Hidden: true,
 		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] != "agent-startup" {
+				return term.Usagef("%q is not a hook of kbnode; use agent-startup", args[0])
+			}
 			k, err := strconv.Atoi(os.Getenv("KBNODE_SLOT"))
 			if err != nil || k < 0 {
 				return term.Usagef("KBNODE_SLOT is not set; run this only in a hook of an agent that kbnode started")
 			}
-			return agent.Hook(cmd.Context(), args[0], k, s.Logger())
+			// If this hook failed, the agent would exit although it can work.
+			if err := bootstrap.Report(cmd.Context(), plan.SocketPath(k), slot.RegisteredName); err != nil {
+				s.Logger().Warn("registration not noted; status shows the agent as not registered", "slot", plan.SlotName(k), "err", err)
+			}
+			return nil
 		},
 	}
 }
@@ -100,7 +110,7 @@ func newDisk(s term.Streams) *cobra.Command {
 	var k int
 	cmd := &cobra.Command{
 		Use:    "disk",
-		Short:  "Make and mount the disk of a slot (started by its guard's unit)",
+		Short:  "Make and mount the disk of a slot (started by its socket's unit)",
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			pol, err := slot.ReadPolicy("/", k)
@@ -154,13 +164,6 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		Publish: m.Publish,
 	})
 	return nil
-}
-
-// saveMemory is for a process that runs all the time, once for each slot: some extra work is
-// better than a large heap.
-func saveMemory() {
-	debug.SetGCPercent(25)
-	limitThreads()
 }
 
 // limitThreads saves the memory that the runtime keeps for each of hundreds of CPUs.

@@ -84,7 +84,7 @@ func (k *Kernel) Ensure(ctx context.Context) (name string, err error) {
 }
 
 // load gives the profile to the kernel, as the engine does with its own. It runs on the host
-// because the guard's sandbox cannot write to /sys.
+// because the sandbox of a job's process cannot write to /sys.
 func load(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeout(ctx, loadDeadline)
 	defer cancel()

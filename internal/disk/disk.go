@@ -162,8 +162,8 @@ func (d Disk) full(err error) error {
 	return fmt.Errorf("%d MiB do not fit; free some space, or lower job.disk in %s and run kbnode reconcile: %w", d.Bytes>>20, plan.ConfigPath, err)
 }
 
-// pause waits if the last try failed a short time ago: systemd starts a guard again every
-// second.
+// pause waits if the last try failed a short time ago: the daemon sees at once that a socket
+// has failed, and starts it again.
 func (d Disk) pause(ctx context.Context) error {
 	info, err := os.Lstat(d.failed())
 	if err != nil {

@@ -3,15 +3,17 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
-	"net/http"
+	"net"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -19,7 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// pingTime is how long a guard may take to say whether a job could start.
+// pingTime is how long a slot may take to say whether a job could start.
 const pingTime = 5 * time.Second
 
 // agentsRunning checks what kbnode status shows, and adds the agent's last words.
@@ -38,12 +40,15 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		case a.Active == "failed" || a.Failing():
 			return fail("the agent keeps failing (%s, exit status %d): %s", a.Result, a.ExitStatus, m.lastWords(ctx, unit)).
 				Advise("fix what it says; it then starts by itself. sudo journalctl -u %s shows more", unit)
-		case a.Active == "activating":
+		case a.Preparing() && up >= slot.RegisterTime:
+			return fail("the agent waits for the slot to be cleared").
+				Advise("see sudo kbnode logs %s, and check that Docker answers: sudo docker version", s.Name)
+		case a.Active == "activating", a.Clearing():
 			return warn("the agent is starting").Advise("try again in a minute: sudo kbnode doctor --only agent-running")
 		case a.Stopping():
 			return ok("stops when its job is done")
 		case a.Active != "active":
-			return fail("the agent is %s", a.Active).Safely("systemctl start %s", unit)
+			return fail("the agent is %s", a.Active).Safely("systemctl start --no-block %s", unit)
 		case ss.Job != nil:
 			return ok("runs a job")
 		case ss.Registered && m.polls(ctx, s, up):
@@ -55,7 +60,7 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 			return warn("the agent has been running for %s and has not registered yet", up.Round(time.Second)).Advise("try again in a minute: sudo kbnode doctor --only agent-running")
 		}
 		return fail("the agent runs but has not registered: %s", m.lastWords(ctx, unit)).
-			By("systemctl restart %s", unit).Advise("if that does not help, sudo journalctl -u %s shows why", unit)
+			By("systemctl restart --no-block %s", unit).Advise("if that does not help, sudo journalctl -u %s shows why", unit)
 	})
 	if len(all) == 0 {
 		return none("no slot is serving")
@@ -111,52 +116,48 @@ func drained(_ context.Context, m *Machine) Answer {
 	return foundOr(together(all), ok("%d slots", len(m.Plan.Slots)))
 }
 
-// guards asks each slot's service, all at once.
-func guards(ctx context.Context, m *Machine) Answer {
+// sockets asks each slot whether a job could start, all at once.
+func sockets(ctx context.Context, m *Machine) Answer {
 	all := make([]Finding, len(m.Plan.Slots))
 	var asked sync.WaitGroup
 	for i, s := range m.Plan.Slots {
-		asked.Go(func() { all[i] = oneGuard(ctx, m, s).Of(s.Index) })
+		asked.Go(func() { all[i] = oneSocket(ctx, m, s).Of(s.Index) })
 	}
 	asked.Wait()
 	return found(together(all)...)
 }
 
-func oneGuard(ctx context.Context, m *Machine, s plan.Slot) Finding {
-	unit, socket := plan.GuardUnit(s.Index), plan.SocketPath(s.Index)
-	switch g := m.State.Units[unit]; {
+func oneSocket(ctx context.Context, m *Machine, s plan.Slot) Finding {
+	unit, socket := plan.JobSocket(s.Index), plan.SocketPath(s.Index)
+	switch u := m.State.Units[unit]; {
 	case s.Parked != "":
 		return skip("the slot is parked")
-	case g.Active == "failed" || g.Sub == "auto-restart":
-		return fail("the guard keeps failing (%s, exit status %d): %s", g.Result, g.ExitStatus, m.lastWords(ctx, unit)).Advise("see sudo journalctl -u %s", unit)
-	case !g.Running():
-		return fail("the guard does not run").Safely("systemctl start %s", unit)
+	case u.Active == "failed":
+		return fail("the slot's socket has failed: %s", m.lastWords(ctx, unit)).Safely("systemctl restart %s", unit)
+	case !u.Running():
+		return fail("the slot takes no jobs: systemd does not listen on its socket").Safely("systemctl start %s", unit)
 	}
 	if _, _, mode := m.Owner(socket); mode.Perm()&0o007 != 0 {
 		return fail("%s has mode %04o, so any user of this machine may run jobs", socket, mode.Perm()).Safely("chmod 660 %s", socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pingTime)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://guard"+slot.CheckPath, nil)
-	if err != nil {
-		return fail("%s", err).Advise("report it")
-	}
-	client := slot.Client(m.Path(socket))
-	defer client.CloseIdleConnections()
-	resp, err := client.Do(req)
-	if err != nil {
-		return fail("%s does not answer: %s", socket, cause(err)).By("systemctl restart %s", unit)
-	}
-	defer resp.Body.Close() //nolint:errcheck // only read
+	err := bootstrap.Check(ctx, m.Path(socket))
+	no, answered := errors.AsType[*bootstrap.NotReadyError](err)
 	switch {
-	case resp.StatusCode == http.StatusNoContent:
+	case err == nil:
 		return ok("answers")
+	case !answered:
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = op
+		}
+		return fail("%s does not answer: %s", socket, cause(err)).By("systemctl restart %s", unit)
 	case m.Inventory.Software.Docker.Version == "":
 		return skip("Docker does not answer")
 	case slices.ContainsFunc(m.wrongLimits(), func(f Finding) bool { return slices.Contains(f.Slots, s.Index) }):
 		return skip("slot-limits says why no job can start")
 	}
-	return fail("no job can start: %s", text.Line(slot.Message(resp), 300)).Advise("see sudo journalctl -u %s, and check that Docker answers: sudo docker version", unit)
+	return fail("no job can start: %s", text.Line(no.Reason, 300)).Advise("see sudo kbnode logs %s, and check that Docker answers: sudo docker version", s.Name)
 }
 
 // waits reports whether a slot's agent should be connected now.
@@ -231,7 +232,7 @@ func listed(s plan.Slot, list []buildkite.Agent) Finding {
 	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
 	switch {
 	case len(named) == 0:
-		return fail("Buildkite does not list the agent").Advise("see sudo journalctl -u %s, and run sudo systemctl restart %[1]s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent").Advise("see sudo journalctl -u %s, and run sudo systemctl restart --no-block %[1]s", plan.AgentUnit(s.Index))
 	case len(named) > 1:
 		var hosts []string
 		for _, a := range named {
@@ -242,7 +243,7 @@ func listed(s plan.Slot, list []buildkite.Agent) Finding {
 	case named[0].Paused:
 		return warn("the agent is paused in Buildkite and gets no jobs: %.200s", named[0].PausedNote).Advise("resume it in Buildkite, Agents")
 	case !slices.Contains(named[0].Tags, "queue="+s.Queue):
-		return fail("Buildkite does not list the agent in queue %s", s.Queue).By("systemctl restart %s", plan.AgentUnit(s.Index))
+		return fail("Buildkite does not list the agent in queue %s", s.Queue).By("systemctl restart --no-block %s", plan.AgentUnit(s.Index))
 	}
 	return ok("connected")
 }

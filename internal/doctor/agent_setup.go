@@ -78,6 +78,7 @@ var unitSettings = []struct{ key, why string }{
 	{"KillMode", "stopping it ends jobs or leaves their processes behind"},
 	{"TimeoutStopSec", "stopping it kills jobs that take longer"},
 	{"Slice", "its agent runs outside the slot's limits"},
+	{"User", "its agent runs as another user"},
 	{"NoNewPrivileges", "its agent can become root"},
 	{"ProtectSystem", "its agent can write outside its slot"},
 	{"ProtectHome", "its agent reaches what others keep at home"},

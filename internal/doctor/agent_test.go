@@ -27,7 +27,7 @@ func TestAgentChecksOfHealthyNode(t *testing.T) {
 		"agent-other": "ok: none", "agent-binary": "ok: /usr/bin/buildkite-agent", "agent-version": "ok: 3.138.3, supported by Buildkite until 2027-09-03",
 		"agent-endpoint": "ok: " + strings.TrimPrefix(w.bk.URL, "http://"), "agent-token": "ok: mode 0600",
 		"agent-token-accepted": "ok: organization kbnode", "agent-hooks": "ok: 0 of the operator",
-		"agent-unit": "ok: no drop-in changes them", "agent-guard": "ok: answers",
+		"agent-unit": "ok: no drop-in changes them", "agent-socket": "ok: answers",
 		"agent-running": "ok: registered", "agent-drained": "ok: 2 slots",
 		"buildkite-queue": "ok: b200: 2 agents", "buildkite-agents": "ok: connected",
 	}
@@ -121,6 +121,8 @@ func TestAgentChecks(t *testing.T) {
 			`agent-unit fail 1: TimeoutStopSec is "1min" instead of 9900: stopping it kills jobs that take longer; set in ` + dropIn, undo("TimeoutStopSec")},
 		{"another slice", func(w *world) { w.dropIn(1, "Slice=x.slice") },
 			`agent-unit fail 1: Slice is "x.slice" instead of buildkite-gpu1.slice: its agent runs outside the slot's limits; set in ` + dropIn, undo("Slice")},
+		{"another user", func(w *world) { w.dropIn(1, "User=root") },
+			`agent-unit fail 1: User is "root" instead of kbnode-gpu1: its agent runs as another user; set in ` + dropIn, undo("User")},
 		{"a home", func(w *world) { w.dropIn(1, "ProtectHome=no") },
 			`agent-unit fail 1: ProtectHome is "no" instead of yes: its agent reaches what others keep at home; set in ` + dropIn, undo("ProtectHome")},
 		{"a longer stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=3h\nRestart=always") }, "", ""},
@@ -131,34 +133,32 @@ func TestAgentChecks(t *testing.T) {
 			`agent-unit fail 1: Restart is "no" instead of always: an agent that Buildkite disconnects does not start again; set in ` + dropIn, undo("Restart")},
 		{"no limit of a stop", func(w *world) { w.dropIn(1, "TimeoutStopSec=infinity") }, "", ""},
 
-		{"the guard is stopped", func(w *world) { w.guardOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
-			"agent-guard fail 1: the guard does not run", "systemctl start kbnode-guard-gpu1.service"},
-		{"the guard ends", func(w *world) {
-			w.guardOf(1, func(u *slot.Unit) {
-				u.Active, u.Sub, u.Result, u.ExitStatus = "activating", "auto-restart", "exit-code", 1
-			})
-			w.f.journal[plan.GuardUnit(1)] = []string{"kbnode: no policy"}
-		}, "agent-guard fail 1: the guard keeps failing (exit-code, exit status 1): kbnode: no policy", ""},
+		{"the socket is stopped", func(w *world) { w.socketOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
+			"agent-socket fail 1: the slot takes no jobs: systemd does not listen on its socket", "systemctl start kbnode-job-gpu1.socket"},
+		{"the socket has failed", func(w *world) {
+			w.socketOf(1, func(u *slot.Unit) { u.Active, u.Result = "failed", "resources" })
+			w.f.journal[plan.JobSocket(1)] = []string{"Failed to create listening socket"}
+		}, "agent-socket fail 1: the slot's socket has failed: Failed to create listening socket", "systemctl restart kbnode-job-gpu1.socket"},
 		{"the socket is gone", func(w *world) { w.must(os.Remove(w.Path(plan.SocketPath(1)))) },
-			"agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix ROOT/run/kbnode/gpu1/docker.sock: connect: no such file or directory", "systemctl restart kbnode-guard-gpu1.service"},
+			"agent-socket fail 1: /run/kbnode/gpu1/job.sock does not answer: dial unix ROOT/run/kbnode/gpu1/job.sock: connect: no such file or directory", "systemctl restart kbnode-job-gpu1.socket"},
 		{"a socket for all", func(w *world) { w.must(os.Chmod(w.Path(plan.SocketPath(1)), 0o666)) },
-			"agent-guard fail 1: /run/kbnode/gpu1/docker.sock has mode 0666, so any user of this machine may run jobs", "chmod 660 /run/kbnode/gpu1/docker.sock"},
+			"agent-socket fail 1: /run/kbnode/gpu1/job.sock has mode 0666, so any user of this machine may run jobs", "chmod 660 /run/kbnode/gpu1/job.sock"},
 		{"a socket that nobody serves", func(w *world) {
 			w.must(os.Remove(w.Path(plan.SocketPath(1))))
 			w.deaf(1)
-		}, "agent-guard fail 1: /run/kbnode/gpu1/docker.sock does not answer: dial unix " + "ROOT/run/kbnode/gpu1/docker.sock: connect: connection refused", "systemctl restart kbnode-guard-gpu1.service"},
-		{"a guard that can start no job", func(w *world) {
-			w.answers["guard"] = `503 {"message": "kbnode: memory.max of buildkite-gpu0.slice is max"}`
+		}, "agent-socket fail 1: /run/kbnode/gpu1/job.sock does not answer: dial unix " + "ROOT/run/kbnode/gpu1/job.sock: connect: connection refused", "systemctl restart kbnode-job-gpu1.socket"},
+		{"slots that can start no job", func(w *world) {
+			w.answers["slot"] = "memory.max of buildkite-gpu0.slice is max"
 		},
-			"agent-guard fail 0: no job can start: memory.max of buildkite-gpu0.slice is max\nagent-guard fail 1: no job can start: memory.max of buildkite-gpu0.slice is max", ""},
-		{"a guard whose slot has not its limits", func(w *world) {
-			w.answers["guard"] = `503 {"message": "kbnode: memory.max of buildkite-gpu1.slice is max"}`
+			"agent-socket fail 0: no job can start: memory.max of buildkite-gpu0.slice is max\nagent-socket fail 1: no job can start: memory.max of buildkite-gpu0.slice is max", ""},
+		{"a slot that has not its limits", func(w *world) {
+			w.answers["slot"] = "memory.max of buildkite-gpu1.slice is max"
 			w.Changes = []reconcile.Change{{Kind: reconcile.Set, Subject: plan.SliceName(1), Slot: 1}}
 			w.State.Units[plan.SliceName(1)] = slot.Unit{Load: "loaded", Active: "active"}
-		}, "agent-guard fail 0: no job can start: memory.max of buildkite-gpu1.slice is max", ""}, // slot-limits says it of the other
-		{"a guard that says nothing", func(w *world) { w.answers["guard"] = "502" },
-			"agent-guard fail 0: no job can start: the slot's service says 502 Bad Gateway\nagent-guard fail 1: no job can start: the slot's service says 502 Bad Gateway", ""},
-		{"Docker does not answer", func(w *world) { w.answers["guard"], w.Inventory.Software.Docker.Version = "502", "" }, "", ""},
+		}, "agent-socket fail 0: no job can start: memory.max of buildkite-gpu1.slice is max", ""}, // slot-limits says it of the other
+		{"Docker does not answer", func(w *world) {
+			w.answers["slot"], w.Inventory.Software.Docker.Version = "ask Docker: connection refused", ""
+		}, "", ""},
 
 		{"an agent ends again and again", func(w *world) {
 			w.agentOf(1, func(u *slot.Unit) {
@@ -171,16 +171,22 @@ func TestAgentChecks(t *testing.T) {
 		}, "agent-running warn 1: the agent is starting", ""},
 		{"an agent starts", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active, u.Sub = "activating", "start" }) },
 			"agent-running warn 1: the agent is starting", ""},
+		{"an agent waits long for its slot to be cleared", func(w *world) {
+			w.agentOf(1, func(u *slot.Unit) { u.Active, u.Sub = "activating", "start-pre" })
+		}, "agent-running fail 1: the agent waits for the slot to be cleared", ""},
+		{"an agent waits for its slot to be cleared", func(w *world) {
+			w.agentOf(1, func(u *slot.Unit) { u.Active, u.Sub, u.Since = "activating", "start-pre", w.Now.Add(-time.Minute) })
+		}, "agent-running warn 1: the agent is starting", ""},
 		{"an agent is stopped", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Active = "inactive" }) },
-			"agent-running fail 1: the agent is inactive", "systemctl start buildkite-agent-gpu1.service"},
+			"agent-running fail 1: the agent is inactive", "systemctl start --no-block buildkite-agent-gpu1.service"},
 		{"an agent's unit is masked", func(w *world) { w.agentOf(1, func(u *slot.Unit) { u.Load, u.Active = "masked", "inactive" }) },
 			"agent-running fail 1: buildkite-agent-gpu1.service is masked", "systemctl unmask buildkite-agent-gpu1.service && kbnode reconcile"},
 		{"an agent has not registered", func(w *world) {
 			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 			w.f.journal[plan.AgentUnit(1)] = []string{"error: x509: certificate has expired"}
-		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart buildkite-agent-gpu1.service"},
+		}, "agent-running fail 1: the agent runs but has not registered: error: x509: certificate has expired", "systemctl restart --no-block buildkite-agent-gpu1.service"},
 		{"an agent has just started", func(w *world) {
-			w.must(os.Chtimes(w.Path(slot.RegisteredMarker(1)), time.Time{}, w.Now.Add(-time.Hour)))
+			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 			w.agentOf(1, func(u *slot.Unit) { u.Since, u.Started = w.Now.Add(-30*time.Second), w.Now.Add(-31*time.Second) })
 		}, "agent-running warn 1: the agent has been running for 30s and has not registered yet", ""},
 		{"an agent after nine jobs", func(w *world) {
@@ -197,7 +203,7 @@ func TestAgentChecks(t *testing.T) {
 			w.agentOf(1, func(u *slot.Unit) { u.Active = "inactive" })
 		}, "agent-drained warn 1: drained by operator: new fan (since 1970-01-01 00:00)", ""},
 		{"a slot that its health drains", func(w *world) { w.Plan.Slots[1].Drains = []plan.Drain{{Slot: 1, By: "gpu.ecc"}} }, "", ""},
-		{"a slot that the guard parked", func(w *world) {
+		{"a slot that is parked", func(w *world) {
 			w.put(plan.RunDir(1)+"/parked/clean.json", `{"reason":"process 7 does not end"}`, 0o644)
 			w.must(os.Remove(w.Path(slot.RegisteredMarker(1))))
 		}, "", ""},
@@ -216,7 +222,7 @@ func TestAgentChecks(t *testing.T) {
 		}, "buildkite-queue warn 0-1: queue b200 has 1 agents, but 2 slots use it\nbuildkite-agents fail 1: Buildkite does not list the agent", ""},
 		{"agents of other names", func(w *world) {
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=x"]},{"name":"node1-gpu1","hostname":"a"},{"name":"node1-gpu1","hostname":"b"}]`
-		}, "buildkite-agents fail 0: Buildkite does not list the agent in queue b200\nbuildkite-agents warn 1: 2 agents are named node1-gpu1, on a, b", "systemctl restart buildkite-agent-gpu0.service"},
+		}, "buildkite-agents fail 0: Buildkite does not list the agent in queue b200\nbuildkite-agents warn 1: 2 agents are named node1-gpu1, on a, b", "systemctl restart --no-block buildkite-agent-gpu0.service"},
 		{"a paused agent", func(w *world) {
 			w.answers["/v2/organizations/kbnode/agents"] = `[{"name":"node1-gpu0","meta_data":["queue=b200"]},{"name":"node1-gpu1","paused":true,"paused_note":"night"}]`
 		}, "buildkite-agents warn 1: the agent is paused in Buildkite and gets no jobs: night", ""},

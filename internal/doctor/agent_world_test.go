@@ -1,9 +1,8 @@
 package doctor
 
 import (
-	"cmp"
+	"context"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -27,6 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/slottest"
 )
 
 // world is a node of two slots in a directory, with everything that the agents' checks look
@@ -134,7 +134,7 @@ func (w *world) install() {
 	w.State = &reconcile.State{Units: map[string]slot.Unit{}}
 	for _, s := range w.Plan.Slots {
 		passwd += fmt.Sprintf("%s:x:%d:%d::/:/\n", s.User, 990+s.Index, os.Getgid())
-		for _, name := range []string{plan.AgentUnit(s.Index), plan.GuardUnit(s.Index)} {
+		for _, name := range []string{plan.AgentUnit(s.Index), plan.JobSocket(s.Index)} {
 			w.State.Units[name] = slot.Unit{Name: name, Load: "loaded", Active: "active", Sub: "running", Since: w.Now.Add(-time.Hour), Started: w.Now.Add(-time.Hour)}
 		}
 		w.State.Slots = append(w.State.Slots, slot.State{
@@ -146,23 +146,16 @@ func (w *world) install() {
 	w.put("/etc/passwd", passwd, 0o644)
 }
 
-// listen answers in place of a slot's guard.
+// listen answers in place of a slot.
 func (w *world) listen(k int) {
 	w.t.Helper()
-	l, err := net.Listen("unix", w.Path(plan.SocketPath(k)))
-	w.must(err)
-	w.must(os.Chmod(w.Path(plan.SocketPath(k)), 0o660))
-	s := &http.Server{ReadHeaderTimeout: time.Second, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		status, says, bad := strings.Cut(w.answers["guard"], " ")
-		code, _ := strconv.Atoi(status)
-		if !bad && r.Method == http.MethodGet && r.URL.Path == slot.CheckPath {
-			code = cmp.Or(code, http.StatusNoContent)
+	slottest.Serve(w.t, w.Path(plan.SocketPath(k)), func(_ context.Context, kind byte, _ []byte, _ *slot.Frames) slot.Outcome {
+		if kind != slot.RequestCheck {
+			w.t.Errorf("doctor asks the slot for %c", kind)
 		}
-		rw.WriteHeader(cmp.Or(code, http.StatusNotFound))
-		_, _ = io.WriteString(rw, says)
-	})}
-	go func() { _ = s.Serve(l) }()
-	w.t.Cleanup(func() { _ = s.Close() })
+		return slot.Outcome{NodeFault: w.answers["slot"]}
+	})
+	w.must(os.Chmod(w.Path(plan.SocketPath(k)), 0o660))
 }
 
 func (w *world) must(err error) {
@@ -193,10 +186,10 @@ func (w *world) agentOf(k int, change func(*slot.Unit)) {
 	w.State.Units[name], w.State.Slots[k].Agent = u, u
 }
 
-func (w *world) guardOf(k int, change func(*slot.Unit)) {
-	u := w.State.Units[plan.GuardUnit(k)]
+func (w *world) socketOf(k int, change func(*slot.Unit)) {
+	u := w.State.Units[plan.JobSocket(k)]
 	change(&u)
-	w.State.Units[plan.GuardUnit(k)] = u
+	w.State.Units[plan.JobSocket(k)] = u
 }
 
 // dropIn adds an operator's drop-in.

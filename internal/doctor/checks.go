@@ -86,7 +86,7 @@ var checks = []struct {
 		{ID: "agent-token-accepted", Worst: Fail, Needs: []string{"agent-token", "agent-endpoint"}, Limit: 16 * time.Second, Run: tokenAccepted},
 		{ID: "agent-hooks", Worst: Fail, Needs: []string{"plan", "installed"}, Run: agentHooks},
 		{ID: "agent-unit", Worst: Fail, Needs: []string{"state"}, Run: agentUnits},
-		{ID: "agent-guard", Worst: Fail, Needs: []string{"state"}, Run: guards},
+		{ID: "agent-socket", Worst: Fail, Needs: []string{"state"}, Run: sockets},
 		{ID: "agent-running", Worst: Fail, Needs: []string{"state", "agent-token-accepted"}, Run: agentsRunning},
 		{ID: "agent-drained", Worst: Warn, Needs: []string{"state"}, Run: drained},
 	}},

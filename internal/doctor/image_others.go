@@ -12,7 +12,7 @@ import (
 
 const (
 	maxShown = 80 // characters of a name or a command
-	// slotLabel is on the containers of jobs: what those run, the slot's service decides.
+	// slotLabel is on the containers of jobs: what those run, guard decides.
 	slotLabel = "kbnode.slot"
 
 	updaters = `\b(?:watchtower|ouroboros|whats-up-docker|docker-gc|docker-cleanup|docker-prune|dockcheck|tugtainer|update-image\.sh)\b`

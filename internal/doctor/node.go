@@ -118,8 +118,8 @@ func asPlanned(_ context.Context, m *Machine) Answer {
 		return none("the plan is incomplete while Docker does not answer")
 	}
 	all := m.drift(func(c reconcile.Change) bool {
-		// slot-limits reports limits; daemon, agent-running and agent-guard stopped services.
-		return !m.ofLimits(c) && (c.Kind != reconcile.Start || !strings.HasSuffix(c.Subject, ".service"))
+		// slot-limits reports limits; daemon, agent-running and agent-socket what is stopped.
+		return !m.ofLimits(c) && (c.Kind != reconcile.Start || strings.HasSuffix(c.Subject, ".slice"))
 	})
 	return foundOr(all, ok("%d files, %d units", len(m.Plan.Files), len(m.Plan.Units)))
 }

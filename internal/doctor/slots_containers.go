@@ -47,7 +47,7 @@ func slotGPUProcesses(_ context.Context, m *Machine) Answer {
 		}
 		var list []host.Process
 		for _, pid := range pids {
-			// If a process that has ended still holds the GPU, the guard parks the slot.
+			// If a process that has ended still holds the GPU, the slot is parked.
 			p, cgroup := m.Process(pid), m.Cgroup(pid)
 			own := slices.ContainsFunc(slots, func(k int) bool { return strings.HasPrefix(cgroup+"/", "/"+plan.SliceCgroup(plan.SliceName(k))+"/") })
 			if p.Name != "" && !own {

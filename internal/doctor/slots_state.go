@@ -24,7 +24,7 @@ func slotDisk(_ context.Context, m *Machine) Answer {
 	}
 	planned := 0
 	all := m.eachSlot(func(s plan.Slot) Finding {
-		if s.DiskBytes == 0 || s.Parked != "" { // the guard, which mounts the disk, does not run for a parked slot
+		if s.DiskBytes == 0 || s.Parked != "" { // the socket, whose unit mounts the disk, does not run for a parked slot
 			return Finding{}
 		}
 		planned++
@@ -54,11 +54,11 @@ type diskState struct {
 func (d diskState) judge(s plan.Slot) Finding {
 	k := s.Index
 	// Only a disk that is not mounted is made again.
-	recreate := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && systemctl restart %s && kbnode resume %d",
-		k, plan.WorkDir(k), plan.DiskMount(k), plan.GuardUnit(k), k)
+	recreate := fmt.Sprintf("kbnode drain %d --wait && umount %s %s && kbnode disk --slot %d && kbnode resume %d",
+		k, plan.WorkDir(k), plan.DiskMount(k), k, k)
 	switch {
 	case d.mount.Device == "" || d.mount.Device != d.home.Device:
-		return fail("its disk is not mounted, so no container starts").Safely("systemctl restart %s", plan.GuardUnit(k))
+		return fail("its disk is not mounted, so no container starts").Safely("kbnode disk --slot %d", k)
 	case d.mount.ReadOnly || d.home.ReadOnly:
 		return fail("its disk has become read-only; the kernel log says why").By("%s", recreate)
 	case d.bytes != s.DiskBytes && d.busy != "":

@@ -88,12 +88,12 @@ func TestSlotState(t *testing.T) {
 			"/proc/1/mountinfo": mounts, "/var/lib/buildkite-agent/disks/gpu0/image": image, "/var/lib/buildkite-agent/disks/gpu1/image": mega,
 		}
 	}
-	const recreate = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && systemctl restart kbnode-guard-gpu0.service && kbnode resume 0"
+	const recreate = "kbnode drain 0 --wait && umount /var/lib/buildkite-agent/gpu-0 /var/lib/buildkite-agent/disks/gpu0/mnt && kbnode disk --slot 0 && kbnode resume 0"
 	play(t, []scene{
 		{"good", "slot-disk", node(nil), disks(mounts, mega), "ok: 2 disks of 1MiB", ""},
-		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "fail: its disk is not mounted, so no container starts", "kbnode disk --slot 0"},
 		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "ok: 1 disks of 1MiB", ""},
-		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), "fail: its disk is not mounted, so no container starts", "systemctl restart kbnode-guard-gpu0.service"},
+		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), "fail: its disk is not mounted, so no container starts", "kbnode disk --slot 0"},
 		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), "fail: its disk has become read-only; the kernel log says why", recreate},
 		{"of another size", "slot-disk", node(nil), disks(mounts, mega[:1<<19]), "warn: its disk has 512KiB instead of the planned 1MiB", recreate},
 		{"of another size while a job runs", "slot-disk", node(func(f *fake) { f.state.Slots[0].Job = &slot.Job{ID: "7"} }), disks(mounts, mega[:1<<19]),
@@ -101,7 +101,7 @@ func TestSlotState(t *testing.T) {
 		{"none", "slot-disk", node(func(f *fake) { f.plan.Slots[0].DiskBytes, f.plan.Slots[1].DiskBytes = 0, 0 }), disks(mounts, mega), "skip: slots have no disks of their own (job.disk)", ""},
 
 		{"none", "slot-parked", node(nil), nil, "ok: none", ""},
-		{"by the guard", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`},
+		{"by what a job left", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`},
 			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
 		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, "warn: it takes no jobs because of its GPU", ""},
 	})

@@ -191,7 +191,7 @@ func systemUsers(_ context.Context, m *Machine) Answer {
 			if slices.Contains(g.Members, s.User) && slices.Contains(powerful, g.Name) {
 				f := fail("user %s is in group %s, which is as good as root", s.User, g.Name).Safely("gpasswd -d %s %s", s.User, g.Name)
 				if s.Index >= 0 {
-					f = f.Safely("%s && systemctl try-restart %s", f.Fix, plan.AgentUnit(s.Index))
+					f = f.Safely("%s && systemctl try-restart --no-block %s", f.Fix, plan.AgentUnit(s.Index))
 				}
 				wrong = append(wrong, f)
 			}

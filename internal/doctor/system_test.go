@@ -91,7 +91,7 @@ func TestSystemChecks(t *testing.T) {
 
 		{"good", "system-users", machine(nil), file("/etc/passwd", passwd, "/etc/group", "docker:x:9:alice\n"), "ok: 2 users", ""},
 		{"in a group of roots", "system-users", machine(nil), file("/etc/passwd", passwd, "/etc/group", "video:x:8:kbnode-gpu1\nsudo:x:9:alice,kbnode-gpu1\ndocker:x:10:kbnode-gpu1\n"),
-			"fail: user kbnode-gpu1 is in group sudo, which is as good as root (and 1 more)", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart buildkite-agent-gpu1.service"},
+			"fail: user kbnode-gpu1 is in group sudo, which is as good as root (and 1 more)", "gpasswd -d kbnode-gpu1 sudo && systemctl try-restart --no-block buildkite-agent-gpu1.service"},
 		{"a shared ID", "system-users", machine(nil), file("/etc/passwd", passwd+"alice:x:990:990::/:\n"), "fail: user kbnode-gpu0 shares the ID 990 with alice", ""},
 		{"root by another name", "system-users", machine(nil), file("/etc/passwd", "root:x:0:0::/:\nkbnode-gpu0:x:0:0::/:\n"), "fail: user kbnode-gpu0 shares the ID 0 with root", ""},
 		{"git's in a group of roots", "system-users", machine(nil), file("/etc/passwd", passwd+"kbnode-git:x:992:992::/:\n", "/etc/group", "sudo:x:9:kbnode-git\n"),

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -143,23 +145,26 @@ var runcSays = lazy.Regexp(`^exec \S+: (` + badExec + `)\s*$`)
 
 // tellUnrunnable gives a job the status of a command that cannot run, if its container ended because of that. Docker's init
 // does so itself.
-func (g *guard) tellUnrunnable(r *jobRun) {
-	if r.outcome.ExitCode != exitRunc || r.spec.Init || r.outcome.NodeFault != "" || r.outcome.Canceled {
+func (g *guard) tellUnrunnable(s *job.Spec, id string, o *slot.Outcome) {
+	if o.ExitCode != exitRunc || s.Init || o.NodeFault != "" || o.Canceled {
 		return
 	}
-	out, err := g.api.Follow(g.stopping, r.container, r.spec.TTY, answerTime)
+	out, err := g.api.Follow(context.Background(), id, s.TTY, logTime)
 	if err != nil {
 		return
 	}
-	defer time.AfterFunc(answerTime, out.Close).Stop()
+	defer time.AfterFunc(logTime, out.Close).Stop()
 	defer out.Close()
 	said := &head{most: 2 * answerMost}
 	_ = out.Copy(said, said) // what was read so far says enough
 	if why := runcSays().FindSubmatch(said.text); why != nil {
-		r.outcome.ExitCode = exitUnrunnable
-		r.outcome.Reason = fmt.Sprintf("the command cannot run in this image (%s); its program, its script's interpreter or its loader is missing, or for another architecture", why[1])
+		o.ExitCode = exitUnrunnable
+		o.Reason = fmt.Sprintf("the command cannot run in this image (%s); its program, its script's interpreter or its loader is missing, or for another architecture", why[1])
 	}
 }
+
+// logTime bounds a read of a container's log.
+const logTime = time.Second
 
 // answerMost bounds what is read of an answer, in bytes.
 const answerMost = 4 << 10

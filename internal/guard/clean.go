@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// The service's files in slot.ParkedDir.
+// guard's files in slot.ParkedDir.
 const (
 	leftName = "left" // what a job left
 	gpuName  = "gpu"  // what uses the GPU
@@ -36,56 +36,59 @@ const (
 // unknownGPU is why a slot takes no jobs whose GPU could not be looked at since the last one.
 const unknownGPU = "it is not known whether a job still uses the GPU, because its driver does not say; the slot takes jobs again when it does; if it does not, reboot"
 
-// clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It
-// retries the engine for the given time.
-func (k *cleaner) clean(ctx context.Context, engine time.Duration) (string, error) {
-	k.running = false
-	begins := k.dirty
-	if k.dirty {
-		sampled, why := k.noise.end(), ""
-		err := k.sweep(ctx, engine)
+// clean removes what is left, checks the GPU, and returns why the slot is parked, or "". It retries the engine for the
+// given time. What was begun goes on if ctx ends.
+func (g *guard) clean(ctx context.Context, engine time.Duration) (string, error) {
+	ctx = context.WithoutCancel(ctx)
+	begins := !g.cleared()
+	if begins {
+		why := ""
+		err := g.sweep(ctx, engine)
 		if err != nil {
 			why = err.Error()
 		}
-		if noteErr := k.note(leftName, why); noteErr != nil {
+		if noteErr := g.note(leftName, why); noteErr != nil {
 			return "", noteErr
 		}
 		if err != nil {
-			return k.parked()
+			return g.parked()
 		}
-		k.dirty = false
-		sampled()
 	}
-	patience := gpuTime
-	if k.busy {
+	_, err := os.Lstat(filepath.Join(g.runDir(), slot.ParkedDir, gpuName+".json"))
+	busy, patience := err == nil, gpuTime
+	if busy {
 		patience = 0 // an earlier check waited already
 	}
-	what, known := k.gpu.settle(ctx, patience)
+	what, known := g.gpu.settle(ctx, patience)
 	// An unknown state ends no known reason. After a job it is one.
-	if !known && begins && !k.busy {
+	if !known && begins && !busy {
 		what, known = unknownGPU, true
 	}
 	if known {
-		k.busy = what != ""
-		if err := k.note(gpuName, what); err != nil {
+		if err := g.note(gpuName, what); err != nil {
 			return "", err
 		}
 	}
-	return k.parked()
+	if begins {
+		if err := g.setCleared(true); err != nil {
+			return "", err
+		}
+	}
+	return g.parked()
 }
 
 // sweep removes the slot's containers, ends what is left of one, and removes the checkouts. The order
 // matters: what could make processes goes first, unless a process keeps the engine from removing it.
-func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
+func (g *guard) sweep(ctx context.Context, patience time.Duration) error {
 	deadline := time.Now().Add(patience)
 	remove := func() error {
 		ctx, cancel := context.WithTimeout(ctx, cleanTime)
 		defer cancel()
-		return k.container(ctx)
+		return g.remove(ctx)
 	}
 	err := remove()
 	if err != nil {
-		err = k.procs.freeing(remove)
+		err = g.procs.freeing(remove)
 	}
 	for err != nil && time.Now().Before(deadline) && limit.Sleep(ctx, gpuPoll) == nil {
 		err = remove()
@@ -93,31 +96,31 @@ func (k *cleaner) sweep(ctx context.Context, patience time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("its container cannot be removed: %w", err)
 	}
-	ended, err := k.procs.endBeside(ctx)
+	ended, err := g.procs.endBeside(ctx)
 	if err != nil {
 		return err
 	}
 	if ended > 0 {
-		k.log.Info("leftovers removed", "processes", ended)
+		g.log.Info("leftovers removed", "processes", ended)
 	}
-	return k.tidy()
+	return g.tidy()
 }
 
 // note records a reason to park, or removes it if there is none.
-func (k *cleaner) note(name, why string) error {
+func (g *guard) note(name, why string) error {
 	if why == "" {
-		return unpark(k.runDir, name)
+		return unpark(g.runDir(), name)
 	}
-	fresh, err := park(k.runDir, name, why)
+	fresh, err := park(g.runDir(), name, why)
 	if fresh {
-		k.log.Warn("slot parked", "reason", why)
+		g.log.Warn("slot parked", "reason", why)
 	}
 	return err
 }
 
 // parked returns all reasons why the slot takes no jobs, including those of others.
-func (k *cleaner) parked() (string, error) {
-	all, err := slot.ReadParked(k.runDir)
+func (g *guard) parked() (string, error) {
+	all, err := slot.ReadParked(g.runDir())
 	var reasons []string
 	for _, p := range all {
 		reasons = append(reasons, p.Reason)

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,18 +22,18 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// slotRig is a cleaner with files instead of /proc and cgroups, and with simulated containers
+// slotRig is a slot with files instead of /proc and cgroups, and with simulated containers
 // and a simulated GPU. Nothing in it runs.
 type slotRig struct {
-	*cleaner
+	*guard
 	t        *testing.T
 	procMu   sync.Mutex
 	cgroups  map[int]string // of processes, relative to the cgroup root
 	immortal int            // a process that no signal ends
 	killed   []int
-	asked    []string // what was cleaned, in order
-	gpu      detect.Occupancy
-	gpuErr   error
+	asked    []string         // what was cleaned, in order
+	use      detect.Occupancy // of the GPU
+	useErr   error
 	checks   int
 	broken   error     // what the engine answers
 	until    time.Time // if set, the engine and the GPU work again from then on
@@ -48,10 +49,10 @@ const (
 
 func newSlotRig(t *testing.T) *slotRig {
 	t.Helper()
-	r := &slotRig{t: t, cgroups: map[int]string{}, gpu: detect.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
+	r := &slotRig{t: t, cgroups: map[int]string{}, use: detect.Occupancy{Driver: "580.1", UsedBytes: 4 << 20}}
 	dir := t.TempDir()
 	policy := testPolicy()
-	policy.Socket = filepath.Join(dir, "run/docker.sock")
+	policy.Socket, policy.Network = filepath.Join(dir, "run/gpu0/job.sock"), "none"
 	procs := newSlotProcs(filepath.Join(dir, "cgroup"), policy)
 	procs.proc = filepath.Join(dir, "proc")
 	procs.kill = r.kill
@@ -60,27 +61,26 @@ func newSlotRig(t *testing.T) *slotRig {
 	watch.read = func(context.Context) (detect.Occupancy, error) {
 		r.checks++
 		if !r.until.IsZero() && time.Now().After(r.until) {
-			r.gpu.Compute = nil
+			r.use.Compute = nil
 		}
-		return r.gpu, r.gpuErr
+		return r.use, r.useErr
 	}
-	r.cleaner = &cleaner{
-		runDir: filepath.Dir(policy.Socket), procs: procs, gpu: gpuWatches{watch}, log: log, dirty: true,
-		container: func(context.Context) error {
-			r.asked = append(r.asked, "container")
-			if !r.until.IsZero() && time.Now().After(r.until) {
-				r.broken = nil
-			}
-			return r.broken
-		},
-		tidy: func() error { r.asked = append(r.asked, "checkouts"); return nil },
+	r.guard = &guard{policy: policy, procs: procs, gpu: gpuWatches{watch}, log: log, handover: handover, uid: os.Getuid(), gid: os.Getgid()}
+	r.token = func() (string, error) { return "secret-token", nil }
+	r.remove = func(context.Context) error {
+		r.asked = append(r.asked, "container")
+		if !r.until.IsZero() && time.Now().After(r.until) {
+			r.broken = nil
+		}
+		return r.broken
 	}
+	r.tidy = func() error { r.asked = append(r.asked, "checkouts"); return nil }
 	for _, cgroup := range []string{agentCgroup, jobCgroup} {
 		for _, f := range []string{"cgroup.kill", "cgroup.procs"} {
 			r.put(filepath.Join(procs.root, cgroup, f), "")
 		}
 	}
-	r.put(filepath.Join(r.runDir, "socket"), "")
+	r.put(filepath.Join(r.runDir(), "socket"), "")
 	r.start(agentPID, agentCgroup)
 	r.start(bootstrapPID, agentCgroup)
 	return r
@@ -144,35 +144,42 @@ func (r *slotRig) exit(pid int) {
 	must.Do(r.t, os.RemoveAll(filepath.Join(r.procs.proc, strconv.Itoa(pid))))
 }
 
-// agentStarts simulates a new agent, which asks as root before it becomes the agent.
-func (r *slotRig) agentStarts(pid int) string {
-	r.t.Helper()
-	for _, old := range r.in(agentCgroup) {
-		r.exit(old) // systemd ended the unit
-	}
-	r.start(pid, agentCgroup)
-	why, err := r.ready(r.t.Context(), pid)
-	must.Do(r.t, err)
-	return why
+// waits looks again at a slot, as while it is parked.
+func (r *slotRig) waits(ctx context.Context) (string, error) { return r.clearOnce(ctx) }
+
+// agentStarts clears the slot before an agent starts.
+func (r *slotRig) agentStarts(ctx context.Context) (string, error) {
+	return r.ended(ctx)
 }
 
-// waits asks as the process that is about to become the agent, and has asked before.
-func (r *slotRig) waits(ctx context.Context) (string, error) { return r.ready(ctx, r.starts.pid) }
-
 // begins begins a job of the agent's.
-func (r *slotRig) begins(ctx context.Context) (string, error) { return r.begin(ctx, false) }
+func (r *slotRig) begins(ctx context.Context) (string, error) { return r.asJob(ctx, false) }
 
-// ended does what follows a job when the agent has no process for it any more.
-func (r *slotRig) ended(ctx context.Context) (string, error) {
-	if r.cgroups[bootstrapPID] != "" {
-		r.exit(bootstrapPID)
-		defer r.start(bootstrapPID, agentCgroup)
-	}
-	r.dirty, r.running = true, true
-	if err := r.clearEnded(ctx); err != nil {
+// lends begins one of root's.
+func (r *slotRig) lends(ctx context.Context) (string, error) { return r.asJob(ctx, true) }
+
+func (r *slotRig) asJob(ctx context.Context, root bool) (string, error) {
+	who := map[bool]string{false: holderAgent, true: holderRoot}[root]
+	release, err := r.hold(ctx, who)
+	if err != nil {
 		return "", err
 	}
-	return r.parked()
+	defer release()
+	err = r.begin(ctx, root)
+	if err != nil {
+		if why, parked := strings.CutPrefix(err.Error(), "the slot is parked: "); parked {
+			return why, nil
+		}
+	}
+	return "", err
+}
+
+// ended clears the slot after a job.
+func (r *slotRig) ended(ctx context.Context) (string, error) {
+	if err := r.setCleared(false); err != nil {
+		return "", err
+	}
+	return r.clearOnce(ctx)
 }
 
 // want calls a stage and checks that its answer contains piece; "" is clean.
@@ -206,15 +213,14 @@ func TestEndClearsWhatIsLeft(t *testing.T) {
 func TestBegin(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	for _, when := range []string{"a guard that has just started knows nothing", "the last job's end was not seen"} {
+	for _, when := range []string{"after a boot, nothing is known", "the last job's end was not seen"} {
 		r.asked, r.checks = nil, 0
 		r.want(r.begins, "")
 		if len(r.asked) != 2 || r.checks != 1 {
 			t.Errorf("%s: %v and %d looks", when, r.asked, r.checks)
 		}
 	}
-	must.Equal(t, "", r.agentStarts(200))
-	r.start(bootstrapPID, agentCgroup)
+	r.want(r.agentStarts, "")
 	r.asked, r.checks = nil, 0
 	r.want(r.begins, "")
 	if len(r.asked) != 0 || r.checks != 0 {
@@ -245,7 +251,7 @@ func TestWhatCannotBeClearedParks(t *testing.T) {
 		},
 		"a container that a process holds does not": func(r *slotRig) {
 			r.start(105, jobCgroup)
-			r.container = func(context.Context) error {
+			r.remove = func(context.Context) error {
 				if len(r.killed) == 0 {
 					return context.DeadlineExceeded
 				}
@@ -272,7 +278,7 @@ func TestGPUInUseParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		r.start(500, otherCgroup)
-		r.gpu.Compute = []nvml.Process{{PID: 500, UsedBytes: 1}}
+		r.use.Compute = []nvml.Process{{PID: 500, UsedBytes: 1}}
 		begun := time.Now()
 		r.want(r.ended, "GPU-11111111-2222-3333-4444-555555555555 is used by process 500 (p500), which does not belong to a job; stop it")
 		if d := time.Since(begun); d < 5*time.Second || d > 6*time.Second {
@@ -289,20 +295,20 @@ func TestGPUInUseParks(t *testing.T) {
 			t.Errorf("a second wait took %v", d)
 		}
 		// An unknown state changes nothing.
-		r.gpuErr = errors.New("the driver hangs")
+		r.useErr = errors.New("the driver hangs")
 		r.want(r.waits, "GPU-11111111-2222-3333-4444-555555555555 is used")
-		r.gpuErr = nil
-		r.gpu.Compute = nil
+		r.useErr = nil
+		r.use.Compute = nil
 		r.want(r.waits, "")
-		r.gpuErr = errors.New("the driver hangs")
+		r.useErr = errors.New("the driver hangs")
 		r.want(r.waits, "") // no job since the last look
 
 		// The process ends a moment after the job.
-		r.gpuErr = nil
-		r.gpu.Compute = nil
+		r.useErr = nil
+		r.use.Compute = nil
 		r.want(r.waits, "")
 		r.want(r.begins, "")
-		r.gpu.Compute = []nvml.Process{{PID: 500}}
+		r.use.Compute = []nvml.Process{{PID: 500}}
 		r.until = time.Now().Add(gpuTime - time.Second)
 		r.want(r.ended, "")
 	})
@@ -315,21 +321,21 @@ func TestGPUNotSeenParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newSlotRig(t)
 		for _, stage := range []func(context.Context) (string, error){r.begins, r.ended} {
-			r.gpuErr = errors.New("the driver hangs")
+			r.useErr = errors.New("the driver hangs")
 			r.want(stage, "it is not known whether a job still uses the GPU")
 			r.want(r.waits, "it is not known whether a job still uses the GPU")
 			r.want(r.begins, "it is not known whether a job still uses the GPU")
-			r.gpuErr, r.gpu.Compute = nil, []nvml.Process{{PID: 500}}
+			r.useErr, r.use.Compute = nil, []nvml.Process{{PID: 500}}
 			r.want(r.waits, "is held by process 500")
-			r.gpu.Compute = nil
+			r.use.Compute = nil
 			r.want(r.waits, "")
 		}
-		r.gpuErr = fmt.Errorf("check it: %w", detect.ErrUntold) // it never will
+		r.useErr = fmt.Errorf("check it: %w", detect.ErrUntold) // it never will
 		r.want(r.ended, "")
-		r.gpuErr = nil
+		r.useErr = nil
 		// One failure is no more than a late answer.
-		read := r.cleaner.gpu[0].read
-		r.cleaner.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
+		read := r.gpu[0].read
+		r.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
 			if r.checks++; r.checks%2 == 0 {
 				return detect.Occupancy{}, errors.New("once")
 			}
@@ -345,15 +351,15 @@ func TestSlowClearing(t *testing.T) {
 	for what, slow := range map[string]func(r *slotRig){
 		"a million directories": func(r *slotRig) { r.tidy = func() error { time.Sleep(time.Hour); return nil } },
 		"a slow engine": func(r *slotRig) {
-			r.container = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
+			r.remove = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
 		},
 		"an engine that answers at last, with a process left": func(r *slotRig) {
 			r.start(104, jobCgroup)
-			r.container = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
+			r.remove = func(context.Context) error { time.Sleep(cleanTime + time.Second); return nil }
 		},
 		"a container that only a second try removes": func(r *slotRig) {
 			tries := 0
-			r.container = func(ctx context.Context) error {
+			r.remove = func(ctx context.Context) error {
 				if tries++; tries == 1 {
 					<-ctx.Done()
 				}
@@ -365,14 +371,14 @@ func TestSlowClearing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newSlotRig(t)
 				slow(r)
-				read := r.cleaner.gpu[0].read
-				r.cleaner.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
+				read := r.gpu[0].read
+				r.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
 					o, err := read(ctx)
 					return o, errors.Join(err, ctx.Err())
 				}
-				r.gpu.Compute = []nvml.Process{{PID: 500}}
+				r.use.Compute = []nvml.Process{{PID: 500}}
 				r.want(r.ended, "is held by process 500")
-				r.gpu.Compute = nil
+				r.use.Compute = nil
 				r.want(r.waits, "")
 			})
 		})
@@ -383,28 +389,28 @@ func TestOthersPark(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.want(r.waits, "")
-	r.put(filepath.Join(r.runDir, slot.ParkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
-	r.put(filepath.Join(r.runDir, slot.ParkedDir, ".operator.json123"), "half")
+	r.put(filepath.Join(r.runDir(), slot.ParkedDir, "operator.json"), `{"reason":"maintenance","since":"2026-03-01T12:00:00Z"}`)
+	r.put(filepath.Join(r.runDir(), slot.ParkedDir, ".operator.json123"), "half")
 	r.want(r.begins, "maintenance")
 	r.want(r.waits, "maintenance")
-	must.Do(t, os.Remove(filepath.Join(r.runDir, slot.ParkedDir, "operator.json")))
+	must.Do(t, os.Remove(filepath.Join(r.runDir(), slot.ParkedDir, "operator.json")))
 	r.want(r.waits, "")
-	r.put(filepath.Join(r.runDir, slot.ParkedDir, "x.json"), "rubbish")
+	r.put(filepath.Join(r.runDir(), slot.ParkedDir, "x.json"), "rubbish")
 	if why, err := r.waits(t.Context()); err == nil || !strings.Contains(err.Error(), "x.json") {
 		t.Errorf("a reason that is none: %q, %v", why, err)
 	}
 }
 
-// TestOneStepAtATime: what was begun is done even if no one waits for it, and one step at a time.
+// TestOneStepAtATime: what was begun is done even if no one waits for it, and who waits for the slot can give up.
 func TestOneStepAtATime(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	entered, leave := make(chan struct{}), make(chan struct{})
-	container := r.container
-	r.container = func(ctx context.Context) error {
+	remove := r.remove
+	r.remove = func(ctx context.Context) error {
 		close(entered)
 		<-leave
-		return errors.Join(container(ctx), ctx.Err())
+		return errors.Join(remove(ctx), ctx.Err())
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	begin := func() chan error {
@@ -422,43 +428,118 @@ func TestOneStepAtATime(t *testing.T) {
 	<-entered
 	late := begin()
 	cancel()
+	if err := <-late; !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that is killed while it waits: %v", err)
+	}
 	close(leave)
 	if err := <-killed; err != nil {
 		t.Errorf("a caller that is killed: %v", err)
 	}
-	if err := <-late; !errors.Is(err, context.Canceled) {
-		t.Errorf("a caller that is killed while it waits: %v", err)
-	}
 	must.Equal(t, []string{"container", "checkouts"}, r.asked)
+}
+
+// TestHold gives a slot to one process at a time, whatever its holder does.
+func TestHold(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	r.handover = 200 * time.Millisecond
+	asked := make(chan string, 1)
+	release, err := r.hold(t.Context(), holderRoot)
+	must.Do(t, err)
+	if _, err := r.hold(t.Context(), holderRoot); !errors.Is(err, errBusy) {
+		t.Errorf("root's second: %v", err)
+	}
+	r.signal = func(pid string, by syscall.Signal) {
+		must.Equal(t, syscall.SIGTERM, by)
+		asked <- pid
+		release()
+	}
+	release2, err := r.hold(t.Context(), holderAgent)
+	must.Do(t, err)
+	must.Equal(t, strconv.Itoa(os.Getpid()), <-asked)
+	r.signal = func(_ string, by syscall.Signal) { // one that hangs
+		must.Equal(t, syscall.SIGKILL, by)
+		release2()
+	}
+	release, err = r.hold(t.Context(), holderClear)
+	must.Do(t, err)
+	// Another one takes the slot while someone waits: it has its time, too.
+	lock := filepath.Join(r.runDir(), "lock")
+	r.put(lock, "agent 11")
+	time.AfterFunc(r.handover/2, func() { r.put(lock, "agent 12") })
+	r.signal = func(pid string, _ syscall.Signal) {
+		must.Equal(t, "12", pid)
+		release()
+	}
+	begun := time.Now()
+	release2, err = r.hold(t.Context(), holderAgent)
+	must.Do(t, err)
+	if d := time.Since(begun); d < r.handover*3/2 {
+		t.Errorf("the second holder had %v", d-r.handover/2)
+	}
+	release2()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		release, err := r.hold(t.Context(), holderAgent)
+		must.Do(t, err)
+		defer release()
+		r.signal = func(string, syscall.Signal) {} // a driver holds it
+		begun := time.Now()
+		r.want(r.waits, "process "+strconv.Itoa(os.Getpid())+" still holds the slot after SIGKILL; if a driver holds it, only a reboot frees it")
+		if d := time.Since(begun); d > handover+10*time.Second {
+			t.Errorf("it took %v", d)
+		}
+	})
 }
 
 // TestLend lets root use a slot whose agent has no job. What it leaves goes before the agent's next job.
 func TestLend(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
-	lend := func(ctx context.Context) (string, error) { return r.begin(ctx, true) }
-	if _, err := lend(t.Context()); !errors.Is(err, errBusy) || len(r.asked) > 0 {
+	if _, err := r.lends(t.Context()); !errors.Is(err, errBusy) || len(r.asked) > 0 {
 		t.Errorf("with a job: %v, cleared %v", err, r.asked)
 	}
 	r.exit(bootstrapPID)
-	if _, err := park(r.runDir, "x", "it is parked"); err != nil {
+	r.want(r.agentStarts, "")
+	if _, err := park(r.runDir(), "x", "it is parked"); err != nil {
 		t.Fatal(err)
 	}
-	r.want(lend, "it is parked")
-	must.Do(t, unpark(r.runDir, "x"))
+	r.want(r.lends, "it is parked")
+	must.Do(t, unpark(r.runDir(), "x"))
 	r.asked = nil
-	r.want(lend, "")
-	if len(r.asked) > 0 || !r.dirty || r.running {
-		t.Errorf("cleared %v, dirty %t, running %t", r.asked, r.dirty, r.running)
+	r.want(r.lends, "")
+	if len(r.asked) > 0 || r.cleared() {
+		t.Errorf("cleared %v, %t", r.asked, r.cleared())
 	}
-	if _, err := r.noiseRecord(t.Context()); !errors.Is(err, errNoRecord) {
-		t.Error(err)
-	}
-	// Of a job that ended just before, nothing is cleared later, while root uses the slot.
-	r.running = true
 	r.start(104, jobCgroup)
-	r.want(lend, "")
-	if r.running || !slices.Equal(r.killed, []int{104}) {
-		t.Errorf("after a job: running %t, killed %v", r.running, r.killed)
-	}
+	r.want(r.begins, "")
+	must.Equal(t, []int{104}, r.killed)
+}
+
+// TestClearWaits: an agent does not start while its slot is parked. Its start is counted once.
+func TestClearWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		_, err := park(r.runDir(), "x", "it is parked")
+		must.Do(t, err)
+		for _, when := range []string{slot.ClearStart, slot.ClearAgain, slot.ClearAgain} {
+			begun := time.Now()
+			why, err := r.clear(t.Context(), when)
+			if d := time.Since(begun); err != nil || why != "it is parked" || d < parkedTime || d > parkedTime+2*parkedPoll {
+				t.Errorf("%q, %v after %v", why, err, d)
+			}
+		}
+		time.AfterFunc(parkedPoll/2, func() { must.Do(t, unpark(r.runDir(), "x")) })
+		if why, err := r.clear(t.Context(), slot.ClearAgain); why != "" || err != nil {
+			t.Errorf("%q, %v", why, err)
+		}
+		_, err = park(r.runDir(), "x", "it is parked")
+		must.Do(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(parkedPoll, cancel)
+		if _, err := r.clear(ctx, slot.ClearAgain); !errors.Is(err, context.Canceled) {
+			t.Errorf("its unit is stopped: %v", err)
+		}
+	})
 }

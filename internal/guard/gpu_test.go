@@ -26,7 +26,7 @@ func TestJudge(t *testing.T) {
 		}
 		return list
 	}
-	if why := r.cleaner.gpu[0].judge(detect.Occupancy{UsedBytes: 0}); why != "" {
+	if why := r.guard.gpu[0].judge(detect.Occupancy{UsedBytes: 0}); why != "" {
 		t.Fatal(why)
 	}
 	const reset = "sudo nvidia-smi -pm 0 -i GPU-11111111-2222-3333-4444-555555555555 && sudo nvidia-smi -r -i GPU-11111111-2222-3333-4444-555555555555"
@@ -42,11 +42,11 @@ func TestJudge(t *testing.T) {
 		"a process that is gone": {detect.Occupancy{Compute: on(502)}, "GPU-11111111-2222-3333-4444-555555555555 is held by process 502, which has exited; reset it (" + reset + ") or reboot"},
 		"memory without a process": {
 			detect.Occupancy{UsedBytes: 65 << 20, Graphics: on(500)},
-			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.cleaner.gpu[0].idle + " if this is now its idle state",
+			"GPU-11111111-2222-3333-4444-555555555555 has 65 MiB in use without a compute process, process 500 (p500) uses it for graphics, and 0 MiB when idle; reset it (" + reset + "), or delete " + r.guard.gpu[0].idle + " if this is now its idle state",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			must.Equal(t, row.want, r.cleaner.gpu[0].judge(row.uses))
+			must.Equal(t, row.want, r.guard.gpu[0].judge(row.uses))
 		})
 	}
 }
@@ -79,9 +79,9 @@ func TestSameAMD(t *testing.T) {
 	}
 	// It parks the slot: no job begins on a neighbor's GPU.
 	r := newSlotRig(t)
-	r.gpuErr = &otherGPUError{"it is another"}
+	r.useErr = &otherGPUError{"it is another"}
 	r.want(r.waits, "it is another")
-	r.gpuErr = nil
+	r.useErr = nil
 	r.want(r.waits, "")
 }
 
@@ -133,7 +133,7 @@ func TestSeveralGPUs(t *testing.T) {
 // TestIdleUseOnlyFalls: a job cannot raise what counts as idle.
 func TestIdleUseOnlyFalls(t *testing.T) {
 	t.Parallel()
-	w := newSlotRig(t).cleaner.gpu[0]
+	w := newSlotRig(t).gpu[0]
 	for i, row := range []struct {
 		gpu, driver string
 		used, want  int64

@@ -1,109 +1,36 @@
-// Package guard is a slot's service, which runs as root. It runs one job at a time, in one container that
-// it makes from the slot's policy and the job's spec, and gives its output, its end and its files to the
-// agent. Before the next job it clears away what is left: containers, processes, checkouts, and what the
-// job keeps on the GPU. It parks a slot that it cannot clear.
+// Package guard runs the jobs of a slot, as root. Each is one process that makes a container from the slot's policy and the
+// job's spec, gives its output, its end and its files to the agent, and ends. Before the next agent starts, another process
+// clears away what is left: containers, processes, checkouts, and what the job keeps on the GPU. It parks a slot that it
+// cannot clear.
 package guard
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
-	"net"
-	"net/http"
+	"os"
 	"path/filepath"
-	"sync"
+	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/checkout"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-const (
-	maxHeader      = 64 << 10 // bytes
-	headerDeadline = 10 * time.Second
-	idleDeadline   = 2 * time.Minute
-	// stopTime is how long a service that is to stop waits for its answers.
-	stopTime = 5 * time.Second
-)
-
-// Serve answers on the slot's socket until ctx is done. Requests to run a job then end at once: the
-// job goes on, and the next service takes it up. Serve notifies systemd when it is ready.
-func Serve(ctx context.Context, policy plan.JobPolicy, log *slog.Logger) error {
-	if err := checkPolicy(policy); err != nil {
-		return err
-	}
-	uid, gid, err := slot.LookupUser(policy.User)
-	if err != nil {
-		return err
-	}
-	engine, err := docker.New(policy.DockerSocket)
-	if err != nil {
-		return err
-	}
-	defer hangUp(engine)
-	listener, err := listen(policy.Socket, uid, gid)
-	if err != nil {
-		return err
-	}
-	return newGuard(policy, uid, gid, slot.CgroupRoot, engine, log).serveOn(ctx, listener)
-}
-
-func (g *guard) serveOn(ctx context.Context, listener *net.UnixListener) error {
-	g.stopping = ctx
-	g.runs.over = g.load().Over
-	server := &http.Server{
-		Handler:           http.HandlerFunc(g.serve),
-		ConnContext:       notePeer,
-		ReadHeaderTimeout: headerDeadline,
-		IdleTimeout:       idleDeadline,
-		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
-	}
-	stopped := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(stopped)
-		g.notify(daemon.SdNotifyStopping)
-		stopping, cancel := context.WithTimeout(context.Background(), stopTime)
-		defer cancel()
-		if err := server.Shutdown(stopping); err != nil {
-			g.log.Debug("server closed", "err", err)
-		}
-	})
-	go g.cleaner.watch(ctx)
-	go g.connect(ctx)
-	g.log.Info("guard ready", "path", listener.Addr().String())
-	g.notify(daemon.SdNotifyReady)
-	err := server.Serve(listener)
-	if !stop() {
-		<-stopped
-	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return fmt.Errorf("serve %s: %w", listener.Addr(), err)
-}
-
-// connect makes the slot's network, so that the first job does not wait for it. Each job checks
-// the network again.
-func (g *guard) connect(ctx context.Context) {
-	if g.policy.Network == config.NetworkNone {
-		return
-	}
-	if err := g.network.ready(ctx); err != nil && ctx.Err() == nil {
-		g.log.Warn("network not created; the next job tries again", "err", err)
-	}
-}
-
-// guard serves one slot.
+// guard is what a process needs to change what a slot runs.
 type guard struct {
 	policy     plan.JobPolicy
 	facts      facts
@@ -111,56 +38,111 @@ type guard struct {
 	log        *slog.Logger
 	disk       *slotDisk
 	api        *docker.Engine
-	runs       runs
 	mirrors    func() (checkout.Mirrors, error)
-	stopping   context.Context // done when the service is to stop
-	engineTime time.Duration   // how long the engine may take for a step of a job's start
-	stopGrace  time.Duration   // how long a canceled job has to end by itself
-	uid, gid   int             // of the slot's user
-	root       int             // the user ID of root, except in tests
+	engineTime time.Duration // how long the engine may take for a step of a job's start
+	stopGrace  time.Duration // how long a canceled job has to end by itself
+	handover   time.Duration // how long the holder of the slot before may take to end
+	uid, gid   int           // of the agent
+	jobUID     int           // of the checkout, and of strict containers; also the group
+	root       int           // the user ID of root, except in tests
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
 	room       func(dir string) (int64, error) // limit.Room, except in tests
-	views      sync.Map                        // by the IDs of images whose accounts the engine can read
-	cleaner    *cleaner
+	views      views
+	procs      slotProcs
+	gpu        gpuWatches
+	noise      noise.Config
+	token      func() (string, error)      // with which agents register
+	remove     func(context.Context) error // removes the slot's containers
+	tidy       func() error                // removes its checkouts
+	signal     func(pid string, signal syscall.Signal)
+}
+
+// open connects to the engine for a slot. The caller calls api.Close.
+func open(p plan.JobPolicy, log *slog.Logger) (*guard, error) {
+	if err := checkPolicy(p); err != nil {
+		return nil, err
+	}
+	uid, gid, err := slot.LookupUser(p.User)
+	if err != nil {
+		return nil, err
+	}
+	engine, err := docker.New(p.DockerSocket)
+	if err != nil {
+		return nil, err
+	}
+	return newGuard(p, uid, gid, slot.CgroupRoot, engine, log), nil
 }
 
 func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.Engine, log *slog.Logger) *guard {
 	log = log.With("slot", p.Slot)
 	kernel := confine.NewKernel()
+	procs := newSlotProcs(cgroupRoot, p)
 	g := &guard{
 		policy:     p,
-		facts:      facts{gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent, user: fmt.Sprintf("%d:%d", uid, gid)},
+		facts:      facts{gids: nodeGroups, named: numbers("video", "render"), present: nodesPresent, user: fmt.Sprintf("%[1]d:%[1]d", plan.JobUID(p.Slot))},
 		cgroupRoot: cgroupRoot,
 		log:        log,
 		disk:       newDisk(p),
 		api:        engine,
 		mirrors:    nodeMirrors,
-		stopping:   context.Background(),
 		engineTime: engineTime,
 		stopGrace:  stopGrace,
+		handover:   handover,
 		uid:        uid,
 		gid:        gid,
+		jobUID:     plan.JobUID(p.Slot),
 		network:    newNetwork(p, engine),
 		room:       limit.Room,
-		cleaner:    newCleaner(p, cgroupRoot, log),
+		views:      views{filepath.Join(filepath.Dir(filepath.Dir(p.Socket)), "images")},
+		procs:      procs,
+		gpu:        newGPUWatches(p, procs, log),
+		noise:      noiseConfig(p, procs),
+		token:      func() (string, error) { return agent.ReadToken(plan.TokenPath) },
+		signal:     signalHolder,
 	}
 	g.registries = newRegistries(p.Registries, func(ctx context.Context, registry string) bool {
 		engine, err := g.engineInfo(ctx)
 		return err == nil && engine.Proxies(registry)
 	})
+	g.remove = g.removeContainers
+	g.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	g.confiner = &confiner{ensure: kernel.Ensure, confines: kernel.EngineConfines, sys: "/sys"}
-	g.cleaner.container = g.removeContainers
-	g.cleaner.tidy = func() error { return ignoreAbsent(disk.Wipe(p.WorkRoot)) }
 	return g
 }
 
-func (g *guard) notify(state string) {
-	// Outside systemd there is no one to notify.
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		g.log.Warn("systemd not notified", "err", err)
+// runDir is the slot's directory below /run, in which only root can write.
+func (g *guard) runDir() string { return filepath.Dir(g.policy.Socket) }
+
+// signalHolder signals a process that holds a slot. It may have ended.
+func signalHolder(pid string, signal syscall.Signal) {
+	if n, err := strconv.Atoi(pid); err == nil && n > 1 {
+		_ = unix.Kill(n, signal)
 	}
+}
+
+// checkPolicy returns what a policy lacks. Zero would mean "no limit" to the engine.
+func checkPolicy(p plan.JobPolicy) error {
+	var errs []error
+	for lack, missing := range map[string]bool{
+		"name":          p.Name == "",
+		"user":          p.User == "",
+		"slice":         !strings.HasSuffix(p.Slice, ".slice") || strings.Contains(p.Slice, "/"),
+		"cpus":          p.CPUs == "",
+		"memory_nodes":  p.MemoryNodes == "",
+		"memory_bytes":  p.MemoryBytes <= slot.PageSlack,
+		"pids_limit":    p.PidsLimit <= 0,
+		"shm_bytes":     p.ShmBytes <= 0,
+		"work_root":     !filepath.IsAbs(p.WorkRoot) || filepath.Clean(p.WorkRoot) == "/",
+		"docker_socket": !filepath.IsAbs(p.DockerSocket),
+		"socket":        !filepath.IsAbs(p.Socket),
+	} {
+		if missing {
+			errs = append(errs, fmt.Errorf("the policy of slot %s has no %s", p.Name, lack))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // endTogether makes the kernel end all of a container's processes when its slot is out of
@@ -181,4 +163,15 @@ func (g *guard) engineInfo(ctx context.Context) (docker.Info, error) {
 		err = fmt.Errorf(`the Docker engine uses the cgroup driver %q with cgroup version %q, so a job would have no limits; it must be "systemd" and "2"`, info.CgroupDriver, info.CgroupVersion)
 	}
 	return info, err
+}
+
+// hangUp closes what was read to its end or is given up, so that an error no longer matters.
+func hangUp(c io.Closer) { _ = c.Close() }
+
+// chown does nothing without root, as in tests.
+func chown(path string, uid, gid int) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return os.Lchown(path, uid, gid)
 }

@@ -2,17 +2,16 @@ package guard
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/docker"
@@ -22,7 +21,8 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// rig is a guard in front of a fake engine, with files instead of /proc and cgroups.
+// rig is a slot in front of a fake engine, with files instead of /proc and cgroups. Each connection to its socket gets a
+// guard of its own, as from systemd.
 type rig struct {
 	engine  *fakeEngine
 	policy  plan.JobPolicy
@@ -32,21 +32,21 @@ type rig struct {
 	socket  string
 	network *fakeNetwork
 	adjust  func(*guard)
-	guard   *guard // the one that serves
-	root    int    // user ID
-	jobs    int    // that were tried
-	stop    context.CancelFunc
-	done    chan error
-	client  *http.Client
+	root    int            // user ID
+	jobs    int            // that were tried
+	ended   sync.WaitGroup // connections that were answered
+
+	mu    sync.Mutex
+	kills []func() // end the process of each connection, as SIGTERM does
 }
 
 func newRig(t testing.TB, change ...func(*rig)) *rig {
 	t.Helper()
 	dir := t.TempDir()
-	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), done: make(chan error, 1), root: -1, adjust: func(*guard) {}}
+	r := &rig{engine: newFakeEngine(t), policy: testPolicy(), root: -1, adjust: func(*guard) {}}
 	r.policy.DockerSocket = r.engine.socket
 	r.policy.WorkRoot = filepath.Join(dir, "work")
-	r.policy.Socket = filepath.Join(dir, "run", "gpu0", "docker.sock")
+	r.policy.Socket = filepath.Join(dir, "run", "gpu0", "job.sock")
 	r.socket = r.policy.Socket
 	r.proc = filepath.Join(dir, "proc")
 	r.cgroup = filepath.Join(dir, "cgroup", "buildkite.slice", "buildkite-gpu0.slice")
@@ -57,7 +57,7 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 	r.limit(t, "cpuset.mems.effective", r.policy.MemoryNodes)
 	r.limit(t, "memory.max", "34359738368")
 	r.limit(t, "memory.swap.max", "0")
-	r.client = &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", r.socket) }}}
+	must.Do(t, os.MkdirAll(filepath.Dir(r.socket), 0o700))
 	r.network = &fakeNetwork{}
 	for _, f := range change {
 		f(r)
@@ -66,26 +66,69 @@ func newRig(t testing.TB, change ...func(*rig)) *rig {
 	return r
 }
 
-// serve starts a guard and waits until it answers.
-func (r *rig) serve(t testing.TB) {
+// guard returns a process of the slot.
+func (r *rig) guard(t testing.TB) *guard {
 	t.Helper()
 	engine, err := docker.New(r.engine.socket)
 	must.Do(t, err)
 	t.Cleanup(func() { hangUp(engine) })
 	g := newGuard(r.policy, os.Getuid(), os.Getgid(), filepath.Dir(filepath.Dir(r.cgroup)), engine, slog.New(slog.DiscardHandler))
-	g.root, g.network = r.root, r.network.slot()
-	g.cleaner.procs.proc, g.cleaner.gpu, g.cleaner.noise.config.Samples = r.proc, nil, nil
-	r.adjust(g)
-	r.guard = g
-	l, err := listen(r.socket, g.uid, g.gid)
-	must.Do(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	r.stop = cancel
-	go func() { r.done <- g.serveOn(ctx, l) }()
-	t.Cleanup(cancel)
-	for deadline := time.Now().Add(must.Patience); r.policy.Network != "none" && !r.network.asked() && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
+	r.mu.Lock()
+	root, adjust := r.root, r.adjust
+	r.mu.Unlock()
+	g.root, g.network = root, r.network.slot()
+	g.procs.proc, g.gpu, g.noise.Samples = r.proc, nil, nil
+	g.token = func() (string, error) { return "secret-token", nil }
+	g.signal = func(string, syscall.Signal) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, kill := range r.kills[:len(r.kills)-1] { // who waits is the last
+			kill()
+		}
 	}
+	adjust(g)
+	return g
+}
+
+// change changes what the slot's next processes get.
+func (r *rig) change(change func(*rig)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(r)
+}
+
+// serve answers connections, each for itself.
+func (r *rig) serve(t testing.TB) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.socket, Net: "unix"})
+	must.Do(t, err)
+	go func() {
+		for {
+			conn, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			g := r.guard(t)
+			ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+			r.mu.Lock()
+			r.kills = append(r.kills, cancel)
+			r.mu.Unlock()
+			r.ended.Go(func() {
+				defer hangUp(conn)
+				defer cancel()
+				_ = g.answer(ctx, conn) // the client may be gone
+			})
+		}
+	}()
+	t.Cleanup(func() {
+		hangUp(l)
+		r.mu.Lock()
+		for _, kill := range r.kills {
+			kill()
+		}
+		r.mu.Unlock()
+		r.ended.Wait()
+	})
 }
 
 func (r *rig) put(t testing.TB, file, text string) {
@@ -98,17 +141,16 @@ func (r *rig) limit(t testing.TB, file, value string) {
 	r.put(t, filepath.Join(r.cgroup, file), value)
 }
 
-// ask sends one request and returns the status and the message of an error.
-func (r *rig) ask(t testing.TB, method, path, body string) (int, string) {
+// ask sends one request and returns the outcome.
+func (r *rig) ask(t testing.TB, kind byte, body string) slot.Outcome {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://slot"+path, strings.NewReader(body))
+	conn, err := net.Dial("unix", r.socket)
 	must.Do(t, err)
-	resp, err := r.client.Do(req)
+	defer hangUp(conn)
+	_ = slot.WriteRequest(conn, kind, []byte(body)) // one that is too long may be answered before
+	o, err := slot.ReadFrames(conn, func(slot.FrameKind, []byte) {})
 	must.Do(t, err)
-	defer hangUp(resp.Body)
-	var says struct{ Message string }
-	_ = json.NewDecoder(resp.Body).Decode(&says) // none without an error
-	return resp.StatusCode, says.Message
+	return o
 }
 
 // ready is a rig whose jobs begin, and whose containers end at once.
@@ -150,37 +192,24 @@ func (r *rig) try(t testing.TB, change ...func(*job.Spec)) slot.Outcome {
 // why is why a job did not run; "" if it did.
 func why(o slot.Outcome) string { return o.Refused + o.NodeFault }
 
-// TestRequests that the service does not know, or that are not for it.
+// TestRequests that the slot does not know, or that are not for it.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	r := ready(t)
 	for _, row := range []struct {
-		method, path, body string
-		status             int
-		says               string
+		kind byte
+		body string
+		says string
 	}{
-		{"POST", slot.RunPath, "{}", 503, "another version"},
-		{"POST", slot.RunPath, "no JSON", 503, "another version"},
-		{"POST", slot.RunPath, strings.Repeat("x", job.MaxSpec+1), 403, "spec:"},
-		{"POST", slot.RunPath + "?stdout=-1", "{}", 503, "another version"},
-		{"POST", slot.CancelPath + "?job=0190", "", 404, "does not run job 0190"},
-		{"POST", slot.CancelPath, "", 404, "does not run job"},
-		{"GET", slot.RunPath, "", 404, "does not know GET"},
-		{"POST", "/v1.45/containers/create", `{"Image":"img","HostConfig":{"Privileged":true}}`, 404, "does not know POST"},
-		{"GET", slot.CheckPath, "", 204, ""},
-		{"POST", slot.CheckPath, "", 404, "does not know POST"},
-		{"GET", "/_ping", "", 404, "does not know GET"},
-		{"GET", "/info", "", 404, "does not know GET"},
-		{"POST", "/kbnode/end", "", 404, "does not know POST"},
+		{slot.RequestRun, "{}", "another version"},
+		{slot.RequestRun, "no JSON", "another version"},
+		{slot.RequestRun, strings.Repeat("x", job.MaxSpec+1), "spec:"},
+		{slot.RequestCheck, "", ""},
+		{'x', "", "knows no request 'x'"},
 	} {
-		if status, says := r.ask(t, row.method, row.path, row.body); status != row.status || !strings.Contains(says, row.says) {
-			t.Errorf("%s %s: %d %s", row.method, row.path, status, says)
+		if o := r.ask(t, row.kind, row.body); !strings.Contains(why(o), row.says) || (why(o) == "") != (row.says == "") {
+			t.Errorf("%c %.20s: %+v", row.kind, row.body, o)
 		}
-	}
-	spec, err := rootSpec("0190").Marshal()
-	must.Do(t, err)
-	if status, says := r.ask(t, "POST", slot.RunPath+"?stdout=-1", string(spec)); status != 400 || !strings.Contains(says, "stdout") {
-		t.Errorf("a count that is none: %d %s", status, says)
 	}
 	if len(r.engine.created) != 0 {
 		t.Errorf("the engine made %+v", r.engine.created)
@@ -204,8 +233,8 @@ func TestNoContainerWithoutLimits(t *testing.T) {
 			t.Parallel()
 			r := ready(t)
 			row.spoil(t, r)
-			if status, says := r.ask(t, "GET", slot.CheckPath, ""); status != 503 || !strings.Contains(says, row.want) {
-				t.Errorf("%d %s, want %q", status, says, row.want)
+			if o := r.ask(t, slot.RequestCheck, ""); !strings.Contains(o.NodeFault, row.want) {
+				t.Errorf("%+v, want %q", o, row.want)
 			}
 			if o := r.try(t); !strings.Contains(o.NodeFault, row.want) {
 				t.Errorf("%+v, want %q", o, row.want)
@@ -232,9 +261,9 @@ func TestStartEndsTogether(t *testing.T) {
 	}
 }
 
-func TestServeRefusesPolicy(t *testing.T) {
+func TestBadPolicy(t *testing.T) {
 	t.Parallel()
-	err := Serve(t.Context(), plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, slog.New(slog.DiscardHandler))
+	_, err := open(plan.JobPolicy{Name: "gpu0", Slice: "a/b.slice", WorkRoot: "/"}, slog.New(slog.DiscardHandler))
 	for _, want := range []string{"no slice", "no cpus", "no memory_bytes", "no pids_limit", "no work_root", "no socket"} {
 		must.Err(t, err, want)
 	}

@@ -23,7 +23,7 @@ func sameImage(a, b string) bool {
 }
 
 // errDiskFull ends or refuses a pull: all slots share Docker's disk.
-var errDiskFull = errors.New("kbnode: Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (" + docker.RoomAdvice + ")")
+var errDiskFull = errors.New("Docker's disk is nearly full, so jobs cannot pull images; tell the node's operator (" + docker.RoomAdvice + ")") //nolint:staticcheck // Docker is a name
 
 // engineName returns an image's name in the one form that the engine takes for nothing else: 1d and sha256:1d could
 // also begin the ID of an image that the job may not run. Only the node's root may name an image by its ID.
@@ -40,11 +40,7 @@ func engineName(image string, root bool) (string, error) {
 
 // provide returns the job's image, which it pulls if the node lacks it, or the job wants the newest. It pulls without
 // the node's credentials: a pipeline chooses the image, and must not read what only the node may.
-func (g *guard) provide(ctx context.Context, spec *job.Spec, image string, frames *slot.Frames) (docker.ImageConfig, error) {
-	engine, err := withTimeout(ctx, g.engineTime, g.engineInfo)
-	if err != nil {
-		return docker.ImageConfig{}, err
-	}
+func (g *guard) provide(ctx context.Context, engine docker.Info, spec *job.Spec, image string, frames *slot.Frames) (docker.ImageConfig, error) {
 	find := func(ctx context.Context) (docker.ImageConfig, error) {
 		return withTimeout(ctx, g.engineTime, func(ctx context.Context) (docker.ImageConfig, error) {
 			return g.imageConfig(ctx, engine.Store(), image)

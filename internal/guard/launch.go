@@ -24,12 +24,10 @@ import (
 )
 
 // create makes a job's container of an image, which does not run yet.
-func (g *guard) create(ctx context.Context, wanted *container.CreateRequest, image docker.ImageConfig, r *jobRun) (id string, err error) {
-	engine, err := g.ready(ctx)
-	if err != nil {
+func (g *guard) create(ctx context.Context, engine docker.Info, wanted *container.CreateRequest, image docker.ImageConfig, r *jobRun) (id string, err error) {
+	if err := g.ready(); err != nil {
 		return "", err
 	}
-	r.restores = engine.LiveRestoreEnabled
 	if wanted.HostConfig.NetworkMode != job.NetworkNone {
 		if err := g.network.readyFor(ctx); err != nil {
 			return "", err
@@ -142,7 +140,7 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	}
 	// An engine that does not use AppArmor ignores the name of a profile.
 	if armor := in.AppArmorProfile; !slices.Contains(request.HostConfig.SecurityOpt, armorOption+armor) && request.HostConfig.ReadonlyPaths == nil {
-		return unavailable(fmt.Errorf("the container has the AppArmor profile %.60q, not that of jobs", armor))
+		return fmt.Errorf("the container has the AppArmor profile %.60q, not that of jobs", armor)
 	}
 	if err := g.onDisk(ctx, in, request.HostConfig.ReadonlyRootfs, top); err != nil {
 		return err
@@ -150,28 +148,22 @@ func (g *guard) start(ctx context.Context, id string, request *container.CreateR
 	if err := g.api.StartContainer(ctx, id); err != nil {
 		return err
 	}
-	if err := g.cleaner.procs.endTogether(id); err != nil {
+	if err := g.procs.endTogether(id); err != nil {
 		g.log.Warn("container may outlive its memory limit", "id", id, "err", err)
 	}
-	if err := g.cleaner.procs.limitPtys(id); err != nil {
+	if err := g.procs.limitPtys(id); err != nil {
 		return fmt.Errorf("limit the container's terminals: %w", err)
 	}
 	return nil
 }
 
-// ready returns what the engine says of itself, or why no container of the slot may run now.
-func (g *guard) ready(ctx context.Context) (engine docker.Info, err error) {
-	err = slot.CheckLimits(g.cgroupRoot, g.policy)
+// ready returns why no container of the slot may run now, whatever the engine says.
+func (g *guard) ready() error {
+	err := slot.CheckLimits(g.cgroupRoot, g.policy)
 	if err == nil && g.disk.mounted != nil {
 		err = g.disk.mounted()
 	}
-	if err == nil {
-		engine, err = g.engineInfo(ctx)
-	}
-	if err != nil {
-		return engine, unavailable(err)
-	}
-	return engine, nil
+	return err
 }
 
 // armorOption begins the option that gives a container an AppArmor profile.
@@ -199,7 +191,7 @@ func (f *confiner) confine(ctx context.Context, engine docker.Info, h *container
 	if slices.ContainsFunc(engine.Security, func(s string) bool { return s == "name=apparmor" || strings.HasPrefix(s, "name=apparmor,") }) && f.confines() {
 		name, err := f.ensure(ctx)
 		if err != nil {
-			return unavailable(fmt.Errorf("jobs cannot run: %w", err))
+			return fmt.Errorf("jobs cannot run: %w", err)
 		}
 		h.SecurityOpt, h.MaskedPaths = append(h.SecurityOpt, armorOption+name), confine.Masked()
 		return nil

@@ -3,101 +3,89 @@ package guard
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/gpu-mode/kbnode/internal/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-func TestListen(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "run", "gpu0", "docker.sock")
-	uid, gid := os.Getuid(), os.Getgid()
-	first, err := listen(path, uid, gid)
-	must.Do(t, err)
-	// A guard that was killed leaves its socket.
-	first.SetUnlinkOnClose(false)
-	must.Do(t, first.Close())
-	second, err := listen(path, uid, gid)
-	must.Do(t, err)
-	for file, want := range map[string]fs.FileMode{
-		filepath.Dir(path):                          fs.ModeDir | 0o711,
-		filepath.Join(filepath.Dir(path), agentDir): fs.ModeDir | 0o700,
-		path: fs.ModeSocket | 0o660,
-	} {
-		info, err := os.Lstat(file)
-		must.Do(t, err)
-		if info.Mode() != want {
-			t.Errorf("%s has mode %v, want %v", file, info.Mode(), want)
-		}
-	}
-	must.Do(t, second.Close())
-	must.Do(t, os.WriteFile(path, []byte("precious"), 0o600))
-	if _, err := listen(path, uid, gid); err == nil || !strings.Contains(err.Error(), "not a socket") {
-		t.Errorf("listens over a file: %v", err)
-	}
-}
-
-// TestCallers answers only root and the slot's user, and root alone may start an agent and run any image.
+// TestCallers answers only root and the slot's user.
 func TestCallers(t *testing.T) {
 	t.Parallel()
-	g := &guard{policy: testPolicy(), uid: 990}
-	g.policy.Images = []string{"^img$"}
+	own := os.Getuid()
 	for name, row := range map[string]struct {
-		peer   any
-		in     bool
-		images []string
+		root, uid int
+		says      string
 	}{
-		"the slot's user":  {&unix.Ucred{Uid: 990, Gid: 1}, true, g.policy.Images},
-		"root":             {&unix.Ucred{Uid: 0}, true, nil},
-		"somebody else":    {&unix.Ucred{Uid: 991, Gid: 990}, false, nil},
-		"somebody unknown": {nil, false, nil},
+		"the slot's user": {-1, own, "knows no request"},
+		"root":            {own, -1, "knows no request"},
+		"somebody else":   {-1, -1, "only root and the slot's user"},
 	} {
-		caller, err := g.caller(context.WithValue(t.Context(), peerKey{}, row.peer))
-		if (err == nil) != row.in {
-			t.Errorf("%s: %v", name, err)
-		}
-		if err == nil && !slices.Equal(g.policyFor(caller).Images, row.images) {
-			t.Errorf("%s may run %q", name, g.policyFor(caller).Images)
+		r := newRig(t, func(r *rig) { r.root, r.adjust = row.root, func(g *guard) { g.uid = row.uid } })
+		if o := r.ask(t, 'x', ""); !strings.Contains(why(o), row.says) {
+			t.Errorf("%s: %+v", name, o)
 		}
 	}
 }
 
-// TestReports goes through the socket: the kernel reports who asks.
-func TestReports(t *testing.T) {
+// TestClearRequest goes through the socket: only root may clear the slot, and who goes away waits no longer.
+func TestClearRequest(t *testing.T) {
 	t.Parallel()
-	for _, root := range []int{os.Getuid(), -1} {
-		r := newRig(t, func(r *rig) { r.root = root })
-		parked := filepath.Join(filepath.Dir(r.socket), slot.ParkedDir, "x.json")
-		for _, row := range []struct {
-			name, path string
-			do         func()
-			status     int
-			message    string
-		}{
-			{"registered", slot.RegisteredPath, func() {}, 204, ""},
-			{"ready", slot.ReadyPath, func() {}, 204, ""},
-			{"parked", slot.ReadyPath, func() { r.put(t, parked, `{"reason":"maintenance"}`) }, 409, "maintenance"},
-			{"a failure", slot.ReadyPath, func() { r.put(t, parked, "x") }, 502, "kbnode: read why the slot is parked"},
-		} {
-			row.do()
-			if root < 0 && row.path == slot.ReadyPath { // as the slot's user
-				row.status, row.message = 403, "kbnode: only the agent's unit may do this, before the agent starts"
-			}
-			if status, says := r.ask(t, "POST", row.path, ""); status != row.status || !strings.HasPrefix(says, row.message) || (says == "") != (row.message == "") {
-				t.Errorf("%s: %d %q, want %d %q", row.name, status, says, row.status, row.message)
-			}
+	r := newRig(t)
+	run := filepath.Dir(r.socket)
+	for _, when := range []string{slot.ClearStart, slot.ClearEnded, ""} {
+		if o := r.ask(t, slot.RequestClear, when); !strings.Contains(o.Refused, "only the agent's unit may do this") {
+			t.Errorf("as the slot's user: %+v", o)
 		}
-		_, err := os.Stat(filepath.Join(filepath.Dir(r.socket), slot.RegisteredName))
-		must.Do(t, err)
+	}
+	must.Do(t, bootstrap.Report(t.Context(), r.socket, slot.RegisteredName))
+	must.Err(t, bootstrap.Report(t.Context(), r.socket, "../lock"), "an agent reports no")
+	_, err := os.Lstat(filepath.Join(run, slot.RegisteredName))
+	must.Do(t, err)
+	r.change(asRoot)
+	must.Do(t, bootstrap.Clear(t.Context(), r.socket))
+	if _, err := os.Lstat(filepath.Join(run, slot.RegisteredName)); err == nil {
+		t.Error("the next agent begins as one that has registered")
+	}
+	token, err := os.ReadFile(filepath.Join(run, plan.TokenName))
+	if info, err2 := os.Stat(filepath.Join(run, plan.TokenName)); err != nil || err2 != nil || info.Mode() != 0o600 || !strings.Contains(string(token), "\nBUILDKITE_AGENT_TOKEN=secret-token\n") {
+		t.Errorf("%s, %v, %v, %v", token, info.Mode(), err, err2)
+	}
+	r.limit(t, "memory.max", "max")
+	must.Err(t, bootstrap.Clear(t.Context(), r.socket), "memory.max")
+	r.limit(t, "memory.max", "34359738368")
+	_, err = park(run, "x", "maintenance")
+	must.Do(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := bootstrap.Clear(ctx, r.socket); err == nil {
+		t.Error("a parked slot takes jobs")
+	}
+	// What a job left when its process was killed goes with its agent, also where no other agent follows.
+	r.limit(t, "memory.max", "max")
+	r.engine.add(jobContainer, r.guard(t).newName(), r.policy.Slice)
+	must.Do(t, bootstrap.ClearEnded(t.Context(), r.socket))
+	must.Equal(t, 0, len(r.engine.containers))
+	r.ended.Wait()
+}
+
+// TestRefusedUnread: a client also gets the answer to a request that the slot did not read.
+func TestRefusedUnread(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	spec := rootSpec("0190")
+	spec.Env = []job.Var{{Name: "X", Value: strings.Repeat("x", job.MaxSpec)}}
+	o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(slot.FrameKind, []byte) {})
+	if err != nil || !strings.Contains(o.Refused, "send fewer variables") {
+		t.Errorf("%+v, %v", o, err)
 	}
 }
 

@@ -73,7 +73,7 @@ func (n *slotNetwork) readyFor(ctx context.Context) error {
 	if bridge, err := net.InterfaceByName(plan.NetworkName(n.slot)); err == nil { // the engine may have chosen another
 		addrs, err := bridge.Addrs()
 		if err != nil {
-			return unavailable(fmt.Errorf("list the addresses of network %s: %w", bridge.Name, err))
+			return fmt.Errorf("list the addresses of network %s: %w", bridge.Name, err)
 		}
 		networks = nil // the node may route those elsewhere
 		for _, a := range addrs {
@@ -83,7 +83,7 @@ func (n *slotNetwork) readyFor(ctx context.Context) error {
 		}
 	}
 	if err := n.forget(networks); err != nil {
-		return unavailable(err)
+		return err
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := n.protect(); err != nil {
-		return unavailable(fmt.Errorf("cannot isolate the network of slot %s, so containers start only with job.network: none: %w", plan.SlotName(n.slot), err))
+		return fmt.Errorf("cannot isolate the network of slot %s, so containers start only with job.network: none: %w", plan.SlotName(n.slot), err)
 	}
 	name := plan.NetworkName(n.slot)
 	routes, err := n.routes()
@@ -107,7 +107,7 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 		Subnets: unrouted(plan.Subnets(n.slot), routes, name),
 	})
 	if err != nil {
-		return unavailable(err)
+		return err
 	}
 	return nil
 }

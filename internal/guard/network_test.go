@@ -55,13 +55,6 @@ func (f *fakeNetwork) slot() *slotNetwork {
 	}
 }
 
-// asked reports whether the guard has made its network, or was refused.
-func (f *fakeNetwork) asked() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.made) > 0 || f.checks > 0 && f.rules != nil
-}
-
 const routeTable = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	0100000A	0003	0	0	0	00000000	0	0	0
 eth0	0000000A	00000000	0001	0	0	0	000000FF	0	0	0
@@ -72,8 +65,10 @@ kbnode-gpu4	000413C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 func TestNetworkIsThere(t *testing.T) {
 	t.Parallel()
 	r := ready(t)
+	_, err := r.guard(t).clearOnce(t.Context())
+	must.Do(t, err)
 	if r.network.forgot != nil {
-		t.Error("the connections of a job that runs were ended when the service started")
+		t.Error("clearing forgot connections, which a job does when it starts")
 	}
 	if n := len(r.network.made); n != 1 || r.network.checks != 1 {
 		t.Fatalf("before the first job: %d looks at the network and %d at the rules", n, r.network.checks)

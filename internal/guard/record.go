@@ -23,13 +23,10 @@ const (
 	samplePeriod = time.Second
 )
 
-// recorder keeps the noise record of the slot's job. The cleaner's lock protects it.
-type recorder struct {
-	config noise.Config
-	run    *noise.Run // of the last job that began; nil without one
-}
+// errNoRecord means that a job has no noise record.
+var errNoRecord = errors.New("a job of root's has no record")
 
-func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
+func noiseConfig(p plan.JobPolicy, procs slotProcs) noise.Config {
 	cpus, _ := cpuset.Parse(p.CPUs) // if it cannot be read, no container starts
 	c := noise.Config{Slot: p.Name, CPUs: cpus, Cgroups: procs.root, Slice: procs.slice, Proc: procs.proc}
 	var names []string
@@ -39,7 +36,7 @@ func newRecorder(p plan.JobPolicy, procs slotProcs) *recorder {
 	if c.GPU = strings.Join(names, ","); len(p.GPUs) > 0 {
 		c.Samples = func(ctx context.Context, each func(nvml.Sample)) error { return sample(ctx, p, probe.Stream, each) }
 	}
-	return &recorder{config: c}
+	return c
 }
 
 // streamer is probe.Stream.
@@ -67,35 +64,35 @@ func sample(ctx context.Context, p plan.JobPolicy, stream streamer, each func(nv
 	return errors.Join(errs...)
 }
 
-// begin begins a job's record without waiting for anything.
-func (r *recorder) begin() {
-	if r != nil {
-		r.end()
-		r.run = noise.Start(r.config)
+// recorder keeps the noise record of the job.
+type recorder struct {
+	run  *noise.Run // nil keeps none
+	proc string
+}
+
+// record begins a job's record without waiting for anything. One of root's has none.
+func (g *guard) record(root bool) recorder {
+	if root {
+		return recorder{}
+	}
+	return recorder{noise.Start(g.noise), g.procs.proc}
+}
+
+// end ends sampling, which then no longer holds the GPU.
+func (r recorder) end() {
+	if r.run != nil {
+		r.run.Stop()
+		r.run.Wait()
 	}
 }
 
-// end ends sampling, and returns a function that waits until sampling no longer holds the GPU.
-func (r *recorder) end() (wait func()) {
-	if r == nil || r.run == nil {
-		return func() {}
-	}
-	run := r.run
-	run.Stop()
-	r.run = nil
-	return run.Wait
-}
-
-// noiseRecord returns the noise record of the job. One of root's has none (errNoRecord).
-func (k *cleaner) noiseRecord(ctx context.Context) (rec noise.Record, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.noise == nil || k.noise.run == nil {
+func (r recorder) read(ctx context.Context) (rec noise.Record, err error) {
+	if r.run == nil {
 		return rec, errNoRecord
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	rec, err = k.noise.run.Record(ctx)
-	rec.Protection = noise.NodeProtection(k.procs.proc)
+	rec, err = r.run.Record(ctx)
+	rec.Protection = noise.NodeProtection(r.proc)
 	return rec, err
 }

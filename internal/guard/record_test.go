@@ -21,11 +21,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// records gives a rig a recorder whose GPU is sampled by samples.
+// records gives a rig a GPU that is sampled by samples.
 func (r *slotRig) records(samples noise.Samples) {
-	policy := testPolicy()
-	r.noise = newRecorder(policy, r.procs)
-	r.noise.config.Samples = samples
+	r.noise = noiseConfig(testPolicy(), r.procs)
+	r.noise.Samples = samples
 	r.put(filepath.Join(r.procs.root, r.procs.slice, "cpu.stat"), "usage_usec 1000\n")
 	r.put(filepath.Join(r.procs.proc, "stat"), "cpu  1 1 1 1\ncpu0 100 0 50 9000 10 0 5 0 0 0\n")
 }
@@ -58,48 +57,16 @@ func TestRecord(t *testing.T) {
 		r := newSlotRig(t)
 		gpu := &sampled{}
 		r.records(gpu.samples)
-		ask := func() (noise.Record, error) { return r.noiseRecord(t.Context()) }
-
-		if _, err := ask(); !errors.Is(err, errNoRecord) {
-			t.Errorf("before a job: %v", err)
+		if _, err := r.record(true).read(t.Context()); !errors.Is(err, errNoRecord) {
+			t.Errorf("of root's: %v", err)
 		}
-		r.want(r.begins, "")
+		job := jobRun{record: r.record(false)}
 		time.Sleep(3 * time.Second)
-		rec, err := ask()
-		if err != nil || !rec.Noisy || rec.Seconds != 3 || rec.GPU.Samples != 1 || rec.Slot != "gpu0" {
-			t.Errorf("it says %+v, %v", rec, err)
+		rec, err := job.record.read(t.Context())
+		if err != nil || !rec.Noisy || rec.Seconds != 3 || rec.GPU.Samples != 1 || rec.Slot != "gpu0" || gpu.by.Load() != 1 {
+			t.Errorf("it says %+v, %v, sampled by %d", rec, err, gpu.by.Load())
 		}
-		if len(r.asked) > 2 || r.checks != 1 {
-			t.Errorf("cleared %v, %d looks at the GPU; that is for the end", r.asked, r.checks)
-		}
-		if _, err := ask(); err != nil || gpu.by.Load() != 1 {
-			t.Errorf("a second time: %v, sampled by %d", err, gpu.by.Load())
-		}
-		r.want(r.ended, "")
-		synctest.Wait()
-		must.Equal(t, int32(0), gpu.by.Load())
-		if _, err := ask(); !errors.Is(err, errNoRecord) {
-			t.Errorf("after the job: %v", err)
-		}
-	})
-}
-
-// TestSamplingEnds: the GPU is released when the next job begins, or an agent starts again.
-func TestSamplingEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		r := newSlotRig(t)
-		gpu := &sampled{}
-		r.records(gpu.samples)
-		r.want(r.begins, "")
-		synctest.Wait()
-		first := r.noise.run
-		r.want(r.begins, "")
-		synctest.Wait()
-		if gpu.by.Load() != 1 || r.noise.run == first {
-			t.Error("the next job is not sampled by itself")
-		}
-		r.want(r.waits, "")
+		job.close()
 		must.Equal(t, int32(0), gpu.by.Load())
 	})
 }
@@ -111,17 +78,17 @@ func TestSamplerHangs(t *testing.T) {
 		r := newSlotRig(t)
 		r.records(func(context.Context, func(nvml.Sample)) error { time.Sleep(time.Hour); return nil })
 		begun := time.Now()
-		r.want(r.begins, "")
+		job := jobRun{record: r.record(false)}
 		if d := time.Since(begun); d > 0 {
 			t.Errorf("the begin took %v", d)
 		}
 		time.Sleep(time.Minute)
-		rec, err := r.noiseRecord(t.Context())
+		rec, err := job.record.read(t.Context())
 		if err != nil || !strings.HasPrefix(rec.GPU.Error, "not sampled: ") || rec.Noisy {
 			t.Errorf("it says %+v, %v", rec, err)
 		}
 		begun = time.Now()
-		r.want(r.ended, "")
+		job.close()
 		if d := time.Since(begun); d > 6*time.Second {
 			t.Errorf("the end took %v", d)
 		}

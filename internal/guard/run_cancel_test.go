@@ -3,6 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -34,10 +35,7 @@ func TestCancelBeforeStart(t *testing.T) {
 	}
 	done := r.start(t.Context())
 	<-pulls
-	if status, says := r.ask(t, "POST", slot.CancelPath+"?job=another", ""); status != 404 {
-		t.Errorf("of another job: %d %s", status, says)
-	}
-	r.cancel(t)
+	r.cancel()
 	if e := r.wait(t, done); e.status != bootstrap.ExitNode || !strings.Contains(r.log.String(), "canceled before it started") || len(r.engine.created) != 0 {
 		t.Errorf("%+v: %s", e, r.log.String())
 	}
@@ -60,14 +58,14 @@ func TestNextJobEndsLast(t *testing.T) {
 	r.expect(t, r.wait(t, done), 7, "")
 }
 
-// TestAgentLost starts no container that was made after its slot was cleared.
+// TestAgentLost starts no container whose agent was lost while the engine made it. The next one is clear of it.
 func TestAgentLost(t *testing.T) {
 	t.Parallel()
 	r := newJobRig(t, nil)
-	cleared := make(chan struct{})
+	made := make(chan struct{})
 	r.engine.fault = func(req *http.Request) int {
 		if strings.HasSuffix(req.URL.Path, "/containers/create") {
-			<-cleared
+			<-made
 		}
 		return 0
 	}
@@ -76,11 +74,14 @@ func TestAgentLost(t *testing.T) {
 	must.Until(t, "the container to be made", func() bool { return r.engine.asked("/containers/create?") > 0 })
 	cancel()
 	r.wait(t, done)
-	why, err := r.guard.cleaner.ready(t.Context(), 2)
-	close(cleared)
-	must.Until(t, "the container to be removed", func() bool { return r.engine.requested("DELETE /v1.45/containers/" + jobContainer) })
-	if why != "" || err != nil || r.engine.asked(jobContainer+"/start") > 0 {
-		t.Errorf("%q, %v, asked %q", why, err, r.engine.requests)
+	r.ended.Wait()
+	close(made)
+	r.engine.add(jobContainer, r.guard(t).newName(), r.policy.Slice) // of whose making no one heard
+	if why, err := r.guard(t).clearOnce(t.Context()); why != "" || err != nil {
+		t.Errorf("%q, %v", why, err)
+	}
+	if !r.engine.requested("DELETE /v1.45/containers/"+jobContainer) || r.engine.asked("/start") > 0 {
+		t.Errorf("asked %q", r.engine.requests)
 	}
 }
 
@@ -95,7 +96,7 @@ func TestCancelWhileEngineIsAway(t *testing.T) {
 		return 0
 	}
 	done, _ := r.running(t.Context(), t)
-	r.cancel(t)
+	r.cancel()
 	must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") == 3 })
 	r.engine.end()
 	r.expect(t, r.wait(t, done), 7, "")
@@ -124,7 +125,7 @@ func TestCancelOfADeafJob(t *testing.T) {
 				return 0
 			}
 			done, out := r.running(t.Context(), t)
-			r.cancel(t)
+			r.cancel()
 			e := r.wait(t, done)
 			_ = out.Close()
 			r.expect(t, e, row.status, row.says)
@@ -169,7 +170,7 @@ func rootSpec(id string) *job.Spec {
 func TestRootRuns(t *testing.T) {
 	t.Parallel()
 	r := ready(t, asRoot, func(r *rig) { r.policy.Images = []string{"^other$"} })
-	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "sha256:"+strings.Repeat("1", 64) || r.guard.cleaner.running {
+	if o := r.try(t); why(o) != "" || o.ExitCode != 7 || r.engine.created[0].Image != "sha256:"+strings.Repeat("1", 64) {
 		t.Errorf("%+v", o)
 	}
 	r = ready(t, func(r *rig) { r.policy.Images = []string{"^other$"} })
@@ -220,20 +221,95 @@ func TestRootIsClearedAway(t *testing.T) {
 // TestRootGivesWay: a job ends root's, and root's ends none.
 func TestRootGivesWay(t *testing.T) {
 	t.Parallel()
-	for name, root := range map[string]bool{"root's job": true, "a job": false} {
+	t.Run("root's job", func(t *testing.T) {
+		t.Parallel()
+		r := newJobRig(t, nil, asRoot)
+		first, runs := make(chan slot.Outcome), make(chan struct{}, 9)
+		go func() {
+			o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(slot.FrameKind, []byte) { runs <- struct{}{} })
+			must.Do(t, err)
+			first <- o
+		}()
+		out := <-r.engine.attached
+		<-runs
+		r.change(func(r *rig) { r.root = -1 })
+		done := r.start(t.Context())
+		must.Until(t, "root's job to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
+		r.engine.end()
+		_ = out.Close()
+		if o := <-first; !o.Canceled {
+			t.Errorf("root's job: %+v", o)
+		}
+		_ = (<-r.engine.attached).Close()
+		r.expect(t, r.wait(t, done), 7, "")
+	})
+	t.Run("a job", func(t *testing.T) {
+		t.Parallel()
+		r := newJobRig(t, nil, func(r *rig) {
+			r.put(t, filepath.Join(r.cgroup, "buildkite-agent-gpu0.service", "cgroup.procs"), "1")
+		})
+		done, out := r.running(t.Context(), t)
+		r.change(func(r *rig) { r.root = os.Getuid() })
+		if o := r.try(t); !o.Canceled || o.NodeFault != errBusy.Error() {
+			t.Errorf("root's: %+v", o)
+		}
+		r.engine.end()
+		_ = out.Close()
+		r.expect(t, r.wait(t, done), 7, "")
+	})
+}
+
+// TestKilledProcess: a job whose process is killed is the node's fault, and its container is gone when the slot is clear.
+func TestKilledProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	r := newJobRig(t, nil)
+	r.socket = filepath.Join(dir, "gpu0", "job.sock")
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "gpu0"), 0o700))
+	l, err := net.Listen("unix", r.socket)
+	must.Do(t, err)
+	defer hangUp(l)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		_, _, _ = slot.ReadRequest(conn, job.MaxSpec)
+		_ = slot.NewFrames(conn).Taken()
+		hangUp(conn) // the kernel does so for a process that ends
+	}()
+	r.expect(t, r.wait(t, r.start(t.Context())), bootstrap.ExitNode, "the slot's process has ended before its job")
+	r.engine.add(jobContainer, r.guard(t).newName(), r.policy.Slice)
+	if why, err := r.guard(t).clearOnce(t.Context()); why != "" || err != nil || len(r.engine.containers) > 0 {
+		t.Errorf("%q, %v, left %v", why, err, r.engine.containers)
+	}
+}
+
+// TestStopped ends a job of root's whose process systemd stops. One of the agent's goes on: the agent ends it.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	for name, uid := range map[string]int{"root": os.Getuid(), "the agent": -1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			running := newRun(rootSpec("first"), root, plan.JobPolicy{})
-			g := &guard{runs: runs{last: running}}
-			ctx, cancel := context.WithCancel(t.Context())
-			go func() {
-				<-running.canceled.Done()
-				cancel()
-			}()
-			_, err := g.begin(ctx, newRun(rootSpec("second"), root, g.policy), nil)
-			gives := running.canceled.Err() == nil
-			if gives != root || gives == errors.Is(err, context.Canceled) || gives != notStarted(err).Canceled {
-				t.Errorf("it gives way: %t, %v", gives, err)
+			r := newJobRig(t, nil, func(r *rig) { r.root = uid })
+			if uid != -1 {
+				r.put(t, filepath.Join(r.cgroup, "buildkite-agent-gpu0.service", "cgroup.procs"), "1") // the agent has no job
+			}
+			done, out := r.running(t.Context(), t)
+			must.Do(t, os.WriteFile(filepath.Join(r.checkout(t), "result.json"), []byte("{}"), 0o600))
+			r.mu.Lock()
+			r.kills[0]()
+			r.mu.Unlock()
+			if uid != -1 {
+				must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
+			} else {
+				time.Sleep(100 * time.Millisecond)
+			}
+			r.engine.end()
+			_ = out.Close()
+			r.expect(t, r.wait(t, done), 7, "uploaded")
+			if uid == -1 && r.engine.asked(jobContainer+"/stop?") > 0 {
+				t.Error("the container was stopped")
 			}
 		})
 	}

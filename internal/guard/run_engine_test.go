@@ -3,7 +3,6 @@ package guard
 import (
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -103,7 +102,7 @@ func TestOutOfMemory(t *testing.T) {
 		r.limit(t, "memory.stat", "anon 4096\nfile 8192")
 		events("0")
 		done, out := r.running(t.Context(), t)
-		must.Until(t, "the first reading", func() bool { _, err := r.guard.cleaner.noiseRecord(t.Context()); return err == nil })
+		time.Sleep(300 * time.Millisecond) // the first reading
 		events(kills)
 		r.engine.end()
 		_ = out.Close()
@@ -121,57 +120,42 @@ func TestKilledShim(t *testing.T) {
 	for name, first := range map[string]bool{"the container": true, "the shim": false, "a program of that name": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newJobRig(t, nil)
-			r.engine.status = exitKilled
+			r := newRig(t)
 			forged := strings.HasPrefix(name, "a program")
-			process := func() *os.Process {
+			process := func() *exec.Cmd {
 				p := exec.CommandContext(t.Context(), "sleep", "600")
 				must.Do(t, p.Start())
-				go func() { _ = p.Wait() }()
-				return p.Process
+				return p
 			}
 			shim, program := process(), process()
-			done, out := r.running(t.Context(), t)
-			r.stop()
-			must.Do(t, <-r.done)
 			scope := filepath.Join(r.cgroup, "docker-"+jobContainer+".scope")
-			r.put(t, filepath.Join(scope, "cgroup.procs"), fmt.Sprint(program.Pid))
-			r.put(t, filepath.Join(r.proc, fmt.Sprint(program.Pid), "status"), fmt.Sprintf("Name:\tx\nPPid:\t%d\n", shim.Pid))
-			r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Pid), "comm"), "containerd-shim")
+			r.put(t, filepath.Join(scope, "cgroup.procs"), fmt.Sprint(program.Process.Pid))
+			r.put(t, filepath.Join(r.proc, fmt.Sprint(program.Process.Pid), "status"), fmt.Sprintf("Name:\tx\nPPid:\t%d\n", shim.Process.Pid))
+			r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Process.Pid), "comm"), "containerd-shim")
 			if forged {
-				r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Pid), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/docker-"+jobContainer+".scope")
+				r.put(t, filepath.Join(r.proc, fmt.Sprint(shim.Process.Pid), "cgroup"), "0::/buildkite.slice/buildkite-gpu0.slice/docker-"+jobContainer+".scope")
 			}
-			r.serve(t)
-			var run *jobRun
-			must.Until(t, "the next service to have the job", func() bool {
-				r.guard.runs.mu.Lock()
-				defer r.guard.runs.mu.Unlock()
-				run = r.guard.runs.last
-				return run != nil && isClosed(run.begun)
-			})
+			g := r.guard(t)
+			orphaned := g.procs.watchShim(jobContainer)
+			before, after := shim, program
+			if first && !forged {
+				before, after = program, shim
+			}
+			must.Do(t, before.Process.Kill())
+			_ = before.Wait()
 			if first {
-				before, after := program, shim
-				if forged {
-					before, after = shim, program
-				}
-				must.Do(t, before.Kill())
 				time.Sleep(100 * time.Millisecond)
-				must.Do(t, after.Kill())
 			} else {
-				must.Do(t, shim.Kill())
-				must.Until(t, "the shim's end", run.orphaned)
-				must.Do(t, program.Kill())
+				must.Until(t, "the shim's end", orphaned)
 			}
-			must.Do(t, os.RemoveAll(scope))
+			must.Do(t, after.Process.Kill())
+			_ = after.Wait()
+			r.engine.add(jobContainer, g.newName(), r.policy.Slice)
+			r.engine.status = exitKilled
 			r.engine.end()
-			_ = out.Close()
-			want, says := bootstrap.ExitNode, "containerd-shim, was killed"
-			if first {
-				want, says = exitKilled, ""
-			}
-			r.expect(t, r.wait(t, done), want, says)
-			if first && strings.Contains(r.log.String(), "shim") {
-				t.Error(r.log.String())
+			o := g.awaitOrCancel(t.Context(), &jobRun{spec: rootSpec("x")}, &running{id: jobContainer, orphaned: orphaned})
+			if got := strings.Contains(o.NodeFault, "containerd-shim, was killed"); got == first || first && o.ExitCode != exitKilled {
+				t.Errorf("%+v", o)
 			}
 		})
 	}
@@ -188,8 +172,8 @@ func TestTimeLimit(t *testing.T) {
 		status  int
 		says    string
 	}{
-		"runs":                 {runnerPlugin, 3600, 7, 7, "1h0m0s"},
-		"runs and ends with 0": {runnerPlugin, 3600, 0, 143, "1h0m0s"},
+		"runs":                 {runnerPlugin, 1, 7, 7, "1s"},
+		"runs and ends with 0": {runnerPlugin, 1, 0, 143, "1s"},
 		"starts":               {absentPlugin, 1, 7, bootstrap.ExitNode, "1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,10 +189,6 @@ func TestTimeLimit(t *testing.T) {
 			done := r.start(t.Context())
 			if row.plugins == runnerPlugin {
 				out := <-r.engine.attached
-				must.Until(t, "the first line", func() bool { return strings.Contains(r.log.String(), "hello\n") })
-				r.guard.runs.mu.Lock()
-				r.guard.runs.last.clock.Reset(0) // an hour later
-				r.guard.runs.mu.Unlock()
 				must.Until(t, "the container to be stopped", func() bool { return r.engine.asked(jobContainer+"/stop?") > 0 })
 				r.engine.end()
 				_ = out.Close()
@@ -263,7 +243,7 @@ func TestCancelHungEngine(t *testing.T) {
 				must.Until(t, "the start", func() bool { return r.engine.requested("POST /v1.45/containers/" + jobContainer + hangs) })
 			}
 			close(stopped)
-			r.cancel(t)
+			r.cancel()
 			r.expect(t, r.wait(t, done), bootstrap.ExitNode, "")
 		})
 	}

@@ -15,20 +15,34 @@ import (
 	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/noise"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/witness"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
 const someRun = runPrefix + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-// writeRecord writes what an earlier service recorded of a job, and makes the job's directory.
-func (r *jobRig) writeRecord(t *testing.T, rec runRecord) {
-	t.Helper()
-	text, err := json.Marshal(rec)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(filepath.Dir(r.socket), "job.json"), text, 0o600)
+// made is how many containers of jobs were made.
+func (r *jobRig) made() (n int) {
+	r.engine.mu.Lock()
+	defer r.engine.mu.Unlock()
+	for _, c := range r.engine.created {
+		if c.Labels[jobLabel] != "" {
+			n++
+		}
 	}
-	must.Do(t, errors.Join(err, os.MkdirAll(filepath.Join(r.policy.WorkRoot, rec.Top, "checkout"), 0o700)))
+	return n
+}
+
+// TestOtherVersion starts no job that another version of kbnode sent.
+func TestOtherVersion(t *testing.T) {
+	t.Parallel()
+	r := newJobRig(t, nil)
+	spec, err := rootSpec("0191").Marshal()
+	must.Do(t, err)
+	o := r.ask(t, slot.RequestRun, strings.Replace(string(spec), `{"kind"`, `{"payload":"","kind"`, 1))
+	must.Equal(t, slot.Outcome{NodeFault: "the job comes from another version of kbnode than the slot; run it again"}, o)
+	must.Equal(t, 0, r.made())
 }
 
 // TestEngineFaults end jobs as the node's fault, or go on.
@@ -128,9 +142,7 @@ func TestNothingIsUploaded(t *testing.T) {
 // TestNoRecord uploads the result without node.json, and not what the job put in its place.
 func TestNoRecord(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"}, func(r *rig) {
-		r.adjust = func(g *guard) { g.cleaner.noise = nil }
-	})
+	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json"}, asRoot) // whose jobs have none
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	dir := r.checkout(t)
@@ -206,12 +218,12 @@ func TestGivePipeline(t *testing.T) {
 			t.Parallel()
 			r := &jobRun{top: filepath.Join(t.TempDir(), someRun), spec: &job.Spec{PipelineFile: row.file}}
 			must.Do(t, errors.Join(os.MkdirAll(filepath.Join(r.checkout(), "ci"), 0o700), os.WriteFile(filepath.Join(r.checkout(), "other"), nil, 0o600), row.put(r.checkout())))
-			err := r.givePipeline()
-			if no, refused := errors.AsType[refusal](err); r.outcome.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && (!refused || no.status != 403) {
-				t.Errorf("%q, %v", r.outcome.Pipeline, err)
+			o, err := r.givePipeline()
+			if _, refused := errors.AsType[*refusedError](err); o.Pipeline != row.want || (err == nil) != (row.want != "") || err != nil && !refused {
+				t.Errorf("%q, %v", o.Pipeline, err)
 			}
 			if row.want != "" {
-				_, err = os.Stat(filepath.Join(r.outcome.Files, r.outcome.Pipeline))
+				_, err = os.Stat(filepath.Join(o.Files, o.Pipeline))
 			} else {
 				_, err = os.Stat(r.checkout())
 			}

@@ -19,12 +19,12 @@ import (
 const runPrefix = "kbnode-"
 
 // fill makes the job's directory with what its checkout has.
-func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error {
+func (g *guard) fill(ctx context.Context, r *jobRun) error {
 	c := r.spec.Checkout
 	if c.Mode == job.CheckoutMirror && !job.Allows(g.policy.Repositories, c.Repository) {
 		return forbid("BUILDKITE_REPO: %.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories in the node's "+plan.ConfigPath, c.Repository)
 	}
-	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.uid, g.gid)) //nolint:gosec // its parent is root's alone
+	err := errors.Join(os.Mkdir(r.top, 0o700), os.Mkdir(r.checkout(), 0o755), chown(r.checkout(), g.jobUID, g.jobUID)) //nolint:gosec // its parent is root's alone
 	for i, m := range r.spec.Mounts {
 		if m.Source == "" {
 			err = errors.Join(err, openDir(emptyDir(r.checkout(), i)))
@@ -40,13 +40,13 @@ func (g *guard) fill(ctx context.Context, r *jobRun, frames *slot.Frames) error 
 	if err != nil {
 		return err
 	}
-	_ = frames.Note("fetches %s of %s", c.Commit, c.Repository) // the reader may be gone
+	_ = r.frames.Note("fetches %s of %s", c.Commit, c.Repository) // the reader may be gone
 	to, err := os.OpenRoot(r.checkout())
 	if err != nil {
 		return fmt.Errorf("make a checkout: %w", err)
 	}
 	defer hangUp(to)
-	_, err = mirrors.Checkout(ctx, checkout.Source{Repository: c.Repository, Commit: c.Commit, Branch: c.Branch}, to, g.uid, g.gid)
+	_, err = mirrors.Checkout(ctx, checkout.Source{Repository: c.Repository, Commit: c.Commit, Branch: c.Branch}, to, g.jobUID, g.jobUID)
 	return err
 }
 
@@ -63,7 +63,7 @@ func userMirrors(name string) (checkout.Mirrors, error) {
 }
 
 // give gives the agent the job's files.
-func (r *jobRun) give() error {
+func (r *jobRun) give(o *slot.Outcome) error {
 	// The job may have closed it.
 	if err := os.Chmod(r.checkout(), 0o755); err != nil { //nolint:gosec // its artifacts are public
 		return err
@@ -71,7 +71,7 @@ func (r *jobRun) give() error {
 	if err := os.Rename(r.checkout(), r.files()); err != nil {
 		return err
 	}
-	r.outcome.Files = r.files()
+	o.Files = r.files()
 	return nil
 }
 
@@ -85,14 +85,14 @@ var pipelineFiles = []string{
 const maxPipeline = 1 << 20
 
 // givePipeline gives the agent the file of the checkout that it is to upload.
-func (r *jobRun) givePipeline() error {
+func (r *jobRun) givePipeline() (o slot.Outcome, err error) {
 	names := pipelineFiles
 	if r.spec.PipelineFile != "" {
 		names = []string{r.spec.PipelineFile}
 	}
 	root, err := os.OpenRoot(r.checkout())
 	if err != nil {
-		return fmt.Errorf("read the pipeline: %w", err)
+		return o, fmt.Errorf("read the pipeline: %w", err)
 	}
 	defer hangUp(root)
 	var file fs.FileInfo
@@ -105,15 +105,15 @@ func (r *jobRun) givePipeline() error {
 	})
 	switch {
 	case len(there) == 0:
-		return forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
+		return o, forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
 	case len(there) > 1:
-		return forbid("the checkout has %s; write which one, as in buildkite-agent pipeline upload %s", strings.Join(there, " and "), there[0])
+		return o, forbid("the checkout has %s; write which one, as in buildkite-agent pipeline upload %s", strings.Join(there, " and "), there[0])
 	case !file.Mode().IsRegular() || file.Size() > maxPipeline:
-		return forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", there[0], maxPipeline)
+		return o, forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", there[0], maxPipeline)
 	}
-	if err := r.give(); err != nil {
-		return fmt.Errorf("read the pipeline: %w", err)
+	if err := r.give(&o); err != nil {
+		return o, fmt.Errorf("read the pipeline: %w", err)
 	}
-	r.outcome.Pipeline = there[0]
-	return nil
+	o.Pipeline = there[0]
+	return o, nil
 }

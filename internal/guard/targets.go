@@ -36,7 +36,7 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 			}
 		}
 		for _, form := range forms {
-			if slices.ContainsFunc(v.accounts, func(file string) bool { return isBelow(file, form) }) {
+			if slices.ContainsFunc(v.Accounts, func(file string) bool { return isBelow(file, form) }) {
 				return forbid("%.80q: a job cannot mount over the image's accounts, which links of the image lead to; choose another place", target)
 			}
 		}
@@ -82,7 +82,7 @@ func (v *viewer) checkTargets(wanted *container.CreateRequest) error {
 		if kernel := job.KernelDir(form); kernel != "" {
 			return forbid("workdir: %.80q leads below %s in the image; choose another directory", dir, kernel)
 		}
-		for _, file := range slices.Concat(v.accounts, engine) {
+		for _, file := range slices.Concat(v.Accounts, engine) {
 			if isBelow(form, file) { // the engine would make a directory there
 				return forbid("workdir: %.80q is where a container has its file %.80q; choose another directory", dir, file)
 			}
@@ -111,7 +111,7 @@ func (v *viewer) initForms(wanted *container.CreateRequest, places []place) ([]s
 	if err != nil {
 		return nil, err
 	}
-	if last.dir {
+	if last.Dir {
 		return nil, forbid("the image has a directory at %s, where Docker mounts its init; remove it, or set init to false", job.InitPath)
 	}
 	for _, p := range places {

@@ -27,7 +27,7 @@ func (v *view) setUser(b *builder, wanted *container.CreateRequest, imageUser st
 	}
 	name, group, explicit := strings.Cut(text, ":")
 	uid, gid, account := number(name), "0", ""
-	for f := range lines(v.passwd, 4) {
+	for f := range lines(v.Passwd, 4) {
 		if f[0] == name && uid == "" || number(f[2]) == uid && uid != "" {
 			uid, gid, account = number(f[2]), number(f[3]), f[0]
 			break
@@ -44,7 +44,7 @@ func (v *view) setUser(b *builder, wanted *container.CreateRequest, imageUser st
 		return fmt.Errorf("the image has no group %.64q; write a number, such as 1000:1000", group)
 	}
 	user := uid + ":" + gid
-	for f := range lines(v.group, 4) {
+	for f := range lines(v.Group, 4) {
 		more := number(f[2])
 		if explicit || account == "" || more == "" || len(groups) == maxGroups || !slices.Contains(strings.Split(f[3], ","), account) {
 			continue
@@ -68,7 +68,7 @@ func (v *view) setUser(b *builder, wanted *container.CreateRequest, imageUser st
 	if err := b.checkUser(user, groups); err != nil {
 		return fmt.Errorf("user %.80q is %s in the image: %w", text, user, err)
 	}
-	for f := range lines(v.group, 1) {
+	for f := range lines(v.Group, 1) {
 		if same := len(f) > 2 && f[2] == f[0]; !same && (f[0] == gid || slices.Contains(groups, f[0])) {
 			return fmt.Errorf("the image's /etc/group has a group with the name %.20q, which Docker takes for the number; remove it", f[0])
 		}
@@ -85,7 +85,7 @@ func (v *view) gid(name string) string {
 	if n := number(name); n != "" {
 		return n
 	}
-	for f := range lines(v.group, 3) {
+	for f := range lines(v.Group, 3) {
 		if f[0] == name {
 			return number(f[2])
 		}

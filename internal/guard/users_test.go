@@ -54,7 +54,7 @@ func TestImageUsers(t *testing.T) {
 		"the step's 1007":         {"", "1000:1000", []string{"1007"}, "", "", `a group with the name "1007"`},
 		"a group 1008":            {"1000:1008", "", nil, "1000:1008", "", ""},
 	} {
-		v := &view{passwd: []byte(passwd), group: []byte(group)}
+		v := &view{Passwd: []byte(passwd), Group: []byte(group)}
 		b := &builder{policy: testPolicy(), facts: testFacts()}
 		b.facts.named = []string{"993"}
 		wanted := &container.CreateRequest{Config: &container.Config{User: row.step}, HostConfig: &container.HostConfig{GroupAdd: row.groups}}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path"
 	"strings"
 	"time"
@@ -29,8 +28,6 @@ const (
 	imageTime = 2 * time.Minute
 	// maxSteps is how many paths of an image are looked at, and maxLinks how many links one path may go through.
 	maxSteps, maxLinks = 1024, 40
-	// maxViews is how many images are remembered, each if its accounts and paths have at most maxKept bytes.
-	maxViews, maxKept = 64, 64 << 10
 )
 
 // imageSuffix ends the names of containers that are made only to look at their image.
@@ -38,18 +35,19 @@ const imageSuffix = ".image"
 
 // view is what an image has at some paths. The engine and runc follow its links, as root, when a container starts.
 type view struct {
-	steps    map[string]step // by path without links
-	passwd   []byte
-	group    []byte
-	accounts []string // the paths on the way to both
+	Steps    map[string]step `json:"steps"` // by path without links
+	Passwd   []byte          `json:"passwd"`
+	Group    []byte          `json:"group"`
+	Accounts []string        `json:"accounts"` // the paths on the way to both
 }
 
 // step is what is at one path.
 type step struct {
-	absent, dir bool
-	regular     bool
-	size        int64
-	link        string // what a link says
+	Absent  bool   `json:"absent,omitempty"`
+	Dir     bool   `json:"dir,omitempty"`
+	Regular bool   `json:"regular,omitempty"`
+	Size    int64  `json:"size,omitempty"`
+	Link    string `json:"link,omitempty"` // what a link says
 }
 
 // viewer looks into an image through a container that never starts: in the job's own, mounts could hide what the
@@ -67,10 +65,9 @@ type viewer struct {
 func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use func(*viewer) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, imageTime)
 	defer cancel()
-	v := &viewer{view: view{steps: map[string]step{}}, ctx: ctx, g: g, image: image}
-	if before, ok := g.views.Load(image.ID); ok {
-		v.view = before.(view)
-		v.steps = maps.Clone(v.steps)
+	v := &viewer{view: view{Steps: map[string]step{}}, ctx: ctx, g: g, image: image}
+	if before, ok := g.views.load(image.ID); ok {
+		v.view = before
 	}
 	defer func() {
 		if v.id != "" {
@@ -79,7 +76,7 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 			err = errors.Join(err, g.api.Discard(ctx, v.id))
 		}
 	}()
-	if v.accounts == nil {
+	if v.Accounts == nil {
 		err = v.readAccounts()
 	}
 	if err == nil {
@@ -91,17 +88,8 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 	if _, err := g.api.StatPath(ctx, v.id, "/"); err != nil { // a container that someone removed has no files either
 		return fmt.Errorf("check the image's accounts: %w", err)
 	}
-	n := 0
-	g.views.Range(func(any, any) bool { n++; return true })
-	if n >= maxViews {
-		g.views.Clear()
-	}
-	size := len(v.passwd) + len(v.group)
-	for path, s := range v.steps {
-		size += len(path) + len(s.link)
-	}
-	if size <= maxKept {
-		g.views.Store(image.ID, v.view)
+	if err := g.views.store(image.ID, v.view); err != nil {
+		g.log.Warn("the image's view is not kept", "err", err)
 	}
 	return nil
 }
@@ -125,7 +113,7 @@ func (v *viewer) open() error {
 
 // at returns what is at a path, of which no part but the last is a link.
 func (v *viewer) at(p string) (step, error) {
-	if s, ok := v.steps[p]; ok {
+	if s, ok := v.Steps[p]; ok {
 		return s, nil
 	}
 	if v.looks++; v.looks > maxSteps {
@@ -135,8 +123,8 @@ func (v *viewer) at(p string) (step, error) {
 		return step{}, err
 	}
 	f, err := v.g.api.StatPath(v.ctx, v.id, p)
-	s := step{absent: errors.Is(err, fs.ErrNotExist), dir: f.Mode.IsDir(), regular: err == nil && f.Mode.IsRegular(), size: f.Size}
-	if err != nil && !s.absent {
+	s := step{Absent: errors.Is(err, fs.ErrNotExist), Dir: f.Mode.IsDir(), Regular: err == nil && f.Mode.IsRegular(), Size: f.Size}
+	if err != nil && !s.Absent {
 		// The engine follows a link to its end first. Only this request's answer has a text.
 		if _, _, why := v.g.api.ReadPath(v.ctx, v.id, p, 0); why != nil {
 			if mistake := noPath().FindString(why.Error()); mistake != "" {
@@ -146,11 +134,11 @@ func (v *viewer) at(p string) (step, error) {
 		return step{}, err
 	}
 	if f.Mode&fs.ModeSymlink != 0 {
-		if s.link, _, err = v.g.api.ReadPath(v.ctx, v.id, p, 0); err != nil {
+		if s.Link, _, err = v.g.api.ReadPath(v.ctx, v.id, p, 0); err != nil {
 			return step{}, err
 		}
 	}
-	v.steps[p] = s
+	v.Steps[p] = s
 	return s, nil
 }
 
@@ -174,22 +162,22 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 			return nil, last, err
 		}
 		switch {
-		case last.absent:
+		case last.Absent:
 			return append(forms, path.Join(append([]string{next}, rest...)...)), last, nil
-		case last.link != "":
+		case last.Link != "":
 			if links++; links > maxLinks {
 				return nil, last, tooManyLinks(p)
 			}
-			if path.IsAbs(last.link) {
+			if path.IsAbs(last.Link) {
 				at = "/"
 			}
-			if upLater(last.link) { // it may be from a link that a mount brings
+			if upLater(last.Link) { // it may be from a link that a mount brings
 				return nil, last, forbid("%.80q goes through the image's link %.80q with .. in its middle; choose another path", p, next)
 			}
-			rest = append(strings.Split(last.link, "/"), rest...)
+			rest = append(strings.Split(last.Link, "/"), rest...)
 			forms = append(forms, path.Join(append([]string{"/", at}, rest...)...))
-			last = step{dir: true}
-		case !last.dir && len(rest) > 0:
+			last = step{Dir: true}
+		case !last.Dir && len(rest) > 0:
 			return nil, last, forbid("%.80q goes through %.80q, which is no directory in the image; choose another path", p, next)
 		default:
 			at = next
@@ -222,9 +210,9 @@ func tooManyLinks(p string) error {
 // with the container locked, and a line of any length into memory. A link to nothing, or to a file in /dev, may
 // lead to a device when a container runs.
 func (v *viewer) readAccounts() error {
-	for file, text := range map[string]*[]byte{"/etc/passwd": &v.passwd, "/etc/group": &v.group} {
+	for file, text := range map[string]*[]byte{"/etc/passwd": &v.Passwd, "/etc/group": &v.Group} {
 		forms, s, err := v.follow(file)
-		_, refused := errors.AsType[refusal](err)
+		_, refused := errors.AsType[*refusedError](err)
 		real := ""
 		if err == nil {
 			real = forms[len(forms)-1]
@@ -232,8 +220,8 @@ func (v *viewer) readAccounts() error {
 		switch {
 		case err != nil && !refused:
 			return fmt.Errorf("check the image's accounts: %w", err)
-		case err == nil && s.absent && real == file:
-		case refused, s.absent, job.KernelDir(real) != "", !s.regular, s.size > maxAccounts:
+		case err == nil && s.Absent && real == file:
+		case refused, s.Absent, job.KernelDir(real) != "", !s.Regular, s.Size > maxAccounts:
 			return forbid("the image's %s is not a regular file of at most 1 MiB, and Docker reads it as root; use an image where it is", file)
 		default:
 			if err := v.open(); err != nil {
@@ -248,7 +236,7 @@ func (v *viewer) readAccounts() error {
 				}
 			}
 		}
-		v.accounts = append(v.accounts, forms...)
+		v.Accounts = append(v.Accounts, forms...)
 	}
 	return nil
 }

@@ -83,7 +83,7 @@ func (m *Machine) slots(h *reconcile.Host) ([]Slot, error) {
 		} else if len(now.Parked) > 0 {
 			s.Away = "it is parked: " + now.Parked[0].Reason
 		} else if _, err := os.Stat(p.Socket); err != nil {
-			s.Away = "the socket of its service is missing; systemctl status " + plan.GuardUnit(p.Slot) + " says why"
+			s.Away = p.Socket + " is missing; systemctl status " + plan.JobSocket(p.Slot) + " says why"
 		}
 		list = append(list, s)
 	}

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,9 +19,10 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/slottest"
 )
 
-// stage is the service of a slot.
+// stage is a slot that runs jobs.
 type stage struct {
 	result  string        // what the job leaves; "" for nothing
 	loose   bool          // it leaves the result only in the compatible profile
@@ -39,15 +38,11 @@ type stage struct {
 func (s *stage) serve(t *testing.T) *Machine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != slot.RunPath {
-			t.Errorf("asked for %s", r.URL)
-		}
-		text, _ := io.ReadAll(r.Body)
+	slottest.Serve(t, socket, func(_ context.Context, kind byte, text []byte, frames *slot.Frames) slot.Outcome {
 		spec, err := job.Parse(text)
-		if err != nil {
-			t.Errorf("%s: %v", text, err)
-			return
+		if kind != slot.RequestRun || err != nil {
+			t.Errorf("%c: %s: %v", kind, text, err)
+			return slot.Outcome{NodeFault: "no such job"}
 		}
 		s.specs = append(s.specs, spec)
 		time.Sleep(s.takes)
@@ -66,10 +61,10 @@ func (s *stage) serve(t *testing.T) *Machine {
 		if s.cleared {
 			err = os.RemoveAll(end.Files)
 		}
-		frames := slot.NewFrames(w, http.NewResponseController(w).Flush)
-		if err := errors.Join(err, frames.Send(slot.FrameStderr, []byte(s.says)), frames.End(end)); err != nil {
+		if err := errors.Join(err, frames.Send(slot.FrameStderr, []byte(s.says))); err != nil {
 			t.Error(err)
 		}
+		return end
 	})
 	return &Machine{Policies: []plan.JobPolicy{{Slot: 77, Name: "gpu77", Slice: plan.SliceName(77), Socket: socket}}}
 }
@@ -153,15 +148,10 @@ func TestCanaryInterrupted(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	ctx, interrupt := context.WithCancel(t.Context())
-	canceled := make(chan struct{})
-	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == slot.CancelPath {
-			close(canceled)
-			return
-		}
+	slottest.Serve(t, socket, func(canceled context.Context, _ byte, _ []byte, _ *slot.Frames) slot.Outcome {
 		interrupt()
-		<-canceled
-		_ = slot.NewFrames(w, nil).End(slot.Outcome{Canceled: true})
+		<-canceled.Done()
+		return slot.Outcome{Canceled: true}
 	})
 	m := &Machine{Policies: []plan.JobPolicy{{Socket: socket}}}
 	if _, err := m.Canary(ctx, Slot{policy: m.Policies[0]}, id(1)); !errors.Is(err, context.Canceled) {
@@ -186,7 +176,7 @@ func TestSlots(t *testing.T) {
 	}
 	m.Policies[0].Socket += ".gone"
 	got, err = m.Slots(t.Context())
-	if err != nil || !strings.Contains(got[0].Away, "systemctl status kbnode-guard-gpu77.service") {
+	if err != nil || !strings.Contains(got[0].Away, "systemctl status kbnode-job-gpu77.socket") {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

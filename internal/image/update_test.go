@@ -255,7 +255,7 @@ func TestUpdate(t *testing.T) {
 				w.registry[name] = digest(2)
 				w.onCanary = func(_ context.Context, s Slot) error {
 					if s.Index == 0 {
-						return errors.New("its guard is away")
+						return errors.New("its socket is away")
 					}
 					return nil
 				}
@@ -361,7 +361,7 @@ func TestFirstIsBad(t *testing.T) {
 			w.fails, w.slots = 2, append(w.slots, Slot{Index: 2, Name: "gpu2"})
 			w.onCanary = func(_ context.Context, s Slot) error {
 				if s.Index == 1 {
-					return errors.New("its guard is away")
+					return errors.New("its socket is away")
 				}
 				return nil
 			}

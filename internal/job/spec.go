@@ -1,4 +1,4 @@
-// Package job turns what Buildkite says about a job into data: a Spec, from which the slot's service
+// Package job turns what Buildkite says about a job into data: a Spec, from which guard
 // makes the job's container, or a Refusal, which names what the pipeline must change. A Spec can
 // express only what a job may have. Pure: no file, clock, environment or log.
 package job
@@ -175,7 +175,7 @@ func refuse(field, format string, args ...any) *Refusal {
 	return &Refusal{Field: field, Text: fmt.Sprintf(format, args...)}
 }
 
-var errVersion = errors.New("the job comes from another version of kbnode than the slot's service; run it again")
+var errVersion = errors.New("the job comes from another version of kbnode than the slot; run it again")
 
 // MaxSpec bounds a Spec, in bytes of JSON.
 const MaxSpec = 16 << 20

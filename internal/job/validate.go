@@ -85,7 +85,7 @@ var (
 )
 
 // Validate returns a *Refusal if s is not a job that may run. What depends on the node, such as
-// allowed images and the IDs of other slots, is for the slot's service.
+// allowed images and the IDs of other slots, is for guard.
 func (s *Spec) Validate() error {
 	var v checker
 	s.validateKind(&v)

@@ -164,7 +164,7 @@ func (e *Exporter) slots(s daemon.Snapshot) {
 	}
 }
 
-// countImplausible takes the number that a slot's guard has counted since the boot.
+// countImplausible takes the number that a slot's jobs have counted since the boot.
 func (e *Exporter) countImplausible(slot string, n int) {
 	c := e.implausible.WithLabelValues(slot) // also for none
 	if more := n - e.counted[slot]; more > 0 {

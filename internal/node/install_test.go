@@ -212,7 +212,9 @@ func TestFailedToStart(t *testing.T) {
 		{"comes up", systemdtest.Agent("activating", "start"), false},
 		{"gave up", systemdtest.Agent("failed", "failed"), true},
 		{"is started again after a refusal", slot.Unit{Active: "activating", Sub: "auto-restart", ExitStatus: 1}, true},
-		{"is started again after a stop", slot.Unit{Active: "activating", Sub: "auto-restart"}, false},
+		{"its slot cannot be cleared", slot.Unit{Active: "activating", Sub: "auto-restart", Result: "exit-code"}, true},
+		{"its slot is cleared", slot.Unit{Active: "activating", Sub: "start-pre", Result: "success"}, false},
+		{"is started again after a stop", slot.Unit{Active: "activating", Sub: "auto-restart", Result: "success"}, false},
 	} {
 		if got := refused(slot.State{Agent: tt.unit}); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)

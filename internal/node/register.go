@@ -88,7 +88,7 @@ func UsesBuildkite(s slot.State) bool { return s.Agent.Stopping() || s.Job != ni
 
 // refused reports whether an agent that was started has given up.
 func refused(s slot.State) bool {
-	return s.Agent.Active == "failed" || s.Agent.Failing() && s.Agent.ExitStatus != 0
+	return s.Agent.Active == "failed" || s.Agent.Failing()
 }
 
 // agentFailure returns an error with the last words of an agent that gave up.

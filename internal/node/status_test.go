@@ -36,6 +36,7 @@ func TestStatusOfSlots(t *testing.T) {
 	verdict := plan.Drain{By: "gpu.lost", Reason: "it fell off the bus", Since: taken}
 	left := []slot.Parked{{Reason: "its GPU is used by process 7", Since: taken}}
 	running, stopped := systemdtest.Agent("active", "running"), systemdtest.Agent("inactive", "dead")
+	cleared := systemdtest.Agent("activating", "start-pre")
 	for _, tt := range []struct {
 		name     string
 		slot     plan.Slot
@@ -51,7 +52,8 @@ func TestStatusOfSlots(t *testing.T) {
 		{"drained by its health", plan.Slot{Drains: []plan.Drain{verdict}}, slot.State{Agent: stopped}, "drained", taken, []string{verdict.String()}},
 		{"drained by both", plan.Slot{Drains: []plan.Drain{operator, verdict}}, slot.State{Agent: stopped}, "drained", drainedAt, []string{verdict.String()}},
 		{"its GPU is away", plan.Slot{Parked: "away"}, slot.State{Agent: stopped}, "parked", started, []string{"away"}},
-		{"a job left something", plan.Slot{}, slot.State{Agent: running, Parked: left}, "parked", taken, []string{left[0].Reason}},
+		{"its slot is cleared", plan.Slot{}, slot.State{Agent: cleared}, "starting", started, nil},
+		{"a job left something", plan.Slot{}, slot.State{Agent: cleared, Parked: left}, "parked", taken, []string{left[0].Reason}},
 		{"its job is about to end", plan.Slot{}, slot.State{Agent: running, Job: &slot.Job{Since: drainedAt}, Parked: left}, "draining", drainedAt, []string{left[0].Reason}},
 	} {
 		slots := systemdtest.Slots(2)
@@ -126,6 +128,8 @@ func TestAgentProblem(t *testing.T) {
 		{"no journal", loop, plan.Slot{}, says(nil, errors.New("no journalctl")), []string{"exit status 1", "12 times"}},
 		{"an empty journal", loop, plan.Slot{}, says(nil, nil), []string{"its last message: nothing"}},
 		{"not registered", slot.Unit{Active: "active", Result: "success", Since: now.Add(-time.Hour)}, plan.Slot{}, words, []string{"has not registered", "invalid token"}},
+		{"its slot is not cleared", slot.Unit{Active: "activating", Sub: "start-pre", Result: "success", Since: now.Add(-time.Hour)}, plan.Slot{}, words, []string{"waits for the slot to be cleared", "invalid token"}},
+		{"its slot is being cleared", slot.Unit{Active: "activating", Sub: "start-pre", Result: "success", Since: now.Add(-time.Minute)}, plan.Slot{}, words, nil},
 		{"just started", slot.Unit{Active: "active", Since: now, Restarts: 3}, plan.Slot{}, words, nil},
 		{"drained", loop, plan.Slot{Drains: []plan.Drain{{By: plan.ByOperator}}}, words, nil},
 	} {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
-// recall makes a plan of nothing but the slots that the node has, from the files that their guards
+// recall makes a plan of nothing but the slots that the node has, from the files that their jobs
 // read: for what must work while the node cannot be planned, because its configuration has a typo, a
 // driver hangs or a GPU is missing. Nothing may be changed to match it. A slot whose file cannot be
 // read has only a name.

@@ -77,7 +77,7 @@ func renderAgentConfig(agent inventory.Agent, keys []agentKey) (string, error) {
 		}
 	}
 	var b strings.Builder
-	b.WriteString(header + "# The token is not here: the unit hands it over as a systemd credential.\n")
+	b.WriteString(header + "# The token is not here: the unit reads it from a file of root.\n")
 	var missing []string
 	for _, k := range keys {
 		switch {

@@ -28,10 +28,11 @@ func TestMounts(t *testing.T) {
 		}
 	}
 	for unit, want := range map[string][]string{
-		NodeService:  {"/etc/kbnode", "/var/lib/kbnode", "/var/lib/buildkite-agent/disks", "/srv/docker"},
-		GuardUnit(3): {DiskDir(3), BuildsDir(3), MirrorsDir, "/etc/kbnode/slots"},
-		AgentUnit(3): {BuildsDir(3), AgentDir(3), TokenPath},
-		ImageService: {"/srv/docker", "/var/lib/kbnode"},
+		NodeService:   {"/etc/kbnode", "/var/lib/kbnode", "/var/lib/buildkite-agent/disks", "/srv/docker"},
+		JobService(3): {DiskDir(3), BuildsDir(3), MirrorsDir, "/etc/kbnode/slots", TokenPath},
+		JobSocket(3):  {DiskDir(3), "/etc/kbnode/slots"},
+		AgentUnit(3):  {BuildsDir(3), AgentDir(3)},
+		ImageService:  {"/srv/docker", "/var/lib/kbnode"},
 	} {
 		for _, dir := range want {
 			if !slices.Contains(waits[unit], dir) {

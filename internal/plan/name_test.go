@@ -65,10 +65,10 @@ func TestOwned(t *testing.T) {
 	}{
 		{nil, map[string]int{
 			"/etc/systemd/system/buildkite.slice": -1, HooksDir + "/environment": -1, BindingsPath: -1,
-			UnitDir + "/" + SliceName(3): 3, UnitDir + "/" + AgentUnit(12): 12, UnitDir + "/" + GuardUnit(0): 0, SlotPolicyPath(7): 7, AgentDir(5) + "/buildkite-agent.cfg": 5,
+			UnitDir + "/" + SliceName(3): 3, UnitDir + "/" + AgentUnit(12): 12, UnitDir + "/" + JobSocket(0): 0, UnitDir + "/" + JobService(10): 10, SlotPolicyPath(7): 7, AgentDir(5) + "/buildkite-agent.cfg": 5,
 			// A drop-in of an operator, and names that look like kbnode's.
 			UnitDir + "/" + AgentUnit(0) + ".d/50-mine.conf": none, UnitDir + "/buildkite-gpu0x.slice": none, UnitDir + "/buildkite-gpu00.slice": none,
-			UnitDir + "/buildkite-gpu99999999999999999999.slice": none, UnitDir + "/buildkite-gpu.slice": none,
+			UnitDir + "/kbnode-job-gpu0@1-7-0.service": none, UnitDir + "/buildkite-gpu99999999999999999999.slice": none, UnitDir + "/buildkite-gpu.slice": none,
 			AgentDir(5) + "/a/b": none, AgentDir(5): none, "/etc/buildkite-agent/buildkite-agent-gpu0.cfg": none, UnitDir + "/docker.service": none,
 		}},
 		{OwnedUsers, map[string]int{

@@ -63,7 +63,7 @@ func TestDisk(t *testing.T) {
 			t.Errorf("%s: warnings %q, want one with %q", name, text, row.warning)
 		}
 		for _, f := range p.Files {
-			if f.Path == UnitDir+"/"+GuardUnit(3) && strings.Contains(f.Content, "disk --slot 3") != (row.disk > 0) {
+			if f.Path == UnitDir+"/"+JobSocket(3) && strings.Contains(f.Content, "disk --slot 3") != (row.disk > 0) {
 				t.Errorf("%s: %s", name, f.Content)
 			}
 		}

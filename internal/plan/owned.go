@@ -18,7 +18,9 @@ var Owned = []string{
 	UnitDir + "/" + ParentSlice,
 	UnitDir + "/buildkite-gpu[0-9]*.slice",
 	UnitDir + "/buildkite-agent-gpu[0-9]*.service",
-	UnitDir + "/kbnode-guard-gpu[0-9]*.service",
+	UnitDir + "/kbnode-job-gpu[0-9]*.socket",
+	UnitDir + "/kbnode-job-gpu[0-9]*@.service",
+	UnitDir + "/kbnode-guard-gpu[0-9]*.service", // of earlier versions
 	UnitDir + "/" + NodeService,
 	UnitDir + "/" + NodeTimer,
 	UnitDir + "/kbnode-image.service",

@@ -12,6 +12,7 @@ import (
 const (
 	ConfigPath   = "/etc/kbnode/config.yaml"
 	TokenPath    = "/etc/buildkite-agent/token" //nolint:gosec // where a secret is, not one
+	TokenName    = "token"                      // in RunDir(k), what the agent's unit reads
 	HooksDir     = "/etc/buildkite-agent/hooks"
 	BindingsPath = "/var/lib/kbnode/slots.json"
 	UnitDir      = "/etc/systemd/system"
@@ -50,8 +51,14 @@ func SliceName(k int) string { return "buildkite-" + SlotName(k) + ".slice" }
 // AgentUnit runs the slot's buildkite-agent.
 func AgentUnit(k int) string { return "buildkite-agent-" + SlotName(k) + ".service" }
 
-// GuardUnit runs the slot's jobs.
-func GuardUnit(k int) string { return "kbnode-guard-" + SlotName(k) + ".service" }
+// JobSocket starts a process of JobService for each job of the slot.
+func JobSocket(k int) string { return "kbnode-job-" + SlotName(k) + ".socket" }
+
+// JobService is the template of the processes that run the slot's jobs.
+func JobService(k int) string { return "kbnode-job-" + SlotName(k) + "@.service" }
+
+// JobSlice is where systemd puts the processes of JobService: an instance's own slice, with its name escaped.
+func JobSlice(k int) string { return `system-kbnode\x2djob\x2d` + SlotName(k) + ".slice" }
 
 // UserName is the user of the slot's agent.
 func UserName(k int) string { return "kbnode-" + SlotName(k) }
@@ -79,8 +86,8 @@ func DiskMount(k int) string { return DiskDir(k) + "/mnt" }
 // RunDir holds the slot's socket, and agent/, which belongs to its user.
 func RunDir(k int) string { return "/run/kbnode/" + SlotName(k) }
 
-// SocketPath is the socket of the slot's service. Its name is from a time when it spoke Docker's API.
-func SocketPath(k int) string { return RunDir(k) + "/docker.sock" }
+// SocketPath is where the slot's agent asks for jobs to be run.
+func SocketPath(k int) string { return RunDir(k) + "/job.sock" }
 
 // SlotPolicyPath is the file of the slot's JobPolicy.
 func SlotPolicyPath(k int) string { return "/etc/kbnode/slots/" + SlotName(k) + ".json" }
@@ -115,3 +122,11 @@ func Subnets(k int) []netip.Prefix {
 		netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 19, byte(k), 0}), 24),
 	}
 }
+
+// firstJobUID is beyond the system's accounts, those of systemd and 65534, and below the first range that useradd gives to
+// containers of users, 100000.
+const firstJobUID = 65536
+
+// JobUID returns the user and group ID of a slot's strict containers, which no process of the node has: so none of a job's
+// processes can look into one of the node's.
+func JobUID(k int) int { return firstJobUID + k }

@@ -11,7 +11,7 @@ import (
 
 // JobPolicy is what the containers of one slot are created with, whatever the
 // pipeline asks for. It is the content of SlotPolicyPath(k), written by root
-// and read by the slot's guard.
+// and read by the processes that run the slot's jobs.
 type JobPolicy struct {
 	WrittenBy   string `json:"written_by"` // "kbnode"; marks the file as ours
 	Slot        int    `json:"slot"`
@@ -24,7 +24,7 @@ type JobPolicy struct {
 	PidsLimit   int64  `json:"pids_limit"`
 	DiskBytes   int64  `json:"disk_bytes"` // of the slot's file system at DiskMount; 0 for none
 	ShmBytes    int64  `json:"shm_bytes"`
-	// TimeLimitSeconds is how long a job may take before the guard ends it; 0 for no limit.
+	// TimeLimitSeconds is how long a job may take before it is ended; 0 for no limit.
 	TimeLimitSeconds int64 `json:"time_limit_seconds,omitempty"`
 
 	Profile string   `json:"profile"`         // config.ProfileCompatible or ProfileStrict
@@ -39,7 +39,7 @@ type JobPolicy struct {
 	// Networks are the private destinations that jobs may reach with
 	// config.NetworkInternet, in the format of config.ParseDestination.
 	Networks []string `json:"allowed_networks,omitempty"`
-	// NodeImage is the image that pipelines of this node name. The guard never removes it.
+	// NodeImage is the image that pipelines of this node name. No job removes it.
 	NodeImage string `json:"node_image,omitempty"`
 	// KeptImage is the image name that kbnode updates by itself; "" for none. A
 	// job's pull would move it, for all slots, to an image that no canary ran.
@@ -62,7 +62,7 @@ type JobPolicy struct {
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`
-	Socket       string   `json:"socket"` // where the guard listens
+	Socket       string   `json:"socket"` // where systemd listens for the slot's jobs
 }
 
 // PolicyGPU is a GPU of a slot, or a part of one.

@@ -3,6 +3,7 @@ package plan
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"strconv"
@@ -19,9 +20,7 @@ import (
 
 const header = "# " + Marker + ". Changes are overwritten; edit " + ConfigPath + ".\n"
 
-// AgentCopy is the agent that slots run: a copy that its users may execute but
-// not read, which makes the process undumpable, so that no job can read the
-// token from /proc/<pid>/environ.
+// AgentCopy is the agent that slots run.
 const AgentCopy = "/usr/local/libexec/kbnode/buildkite-agent"
 
 // RunnerCopy is what containers get as kbnode: its commands for jobs, a quarter of its size.
@@ -119,16 +118,16 @@ func (p *Plan) addParent(all cpuset.Set) error {
 
 // slotUnits is the data of the slot templates.
 type slotUnits struct {
-	Slot                                 Slot
-	Slice                                Slice
-	Binary, AgentBinary                  string
-	Dir, Work, Builds, Run, Token, Guard string
-	Mirrors                              string
-	Disk                                 string // "" without one
-	TmpBytes                             int64
-	Generation                           string
-	CPUQuota                             string
-	StopSeconds                          int
+	Slot                                  Slot
+	Slice                                 Slice
+	Binary, AgentBinary                   string
+	Dir, Work, Builds, Run, Token, Socket string
+	Mirrors                               string
+	Disk                                  string // "" without one
+	TmpBytes                              int64
+	Generation                            string
+	CPUQuota                              string
+	StopSeconds                           int
 }
 
 // afterJob is how many seconds an agent may take besides its job's time limit: for artifacts, which
@@ -145,9 +144,8 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
 		Dir{Path: WorkDir(k), Mode: WorkMode, Owner: "root:" + s.User},
 		Dir{Path: BuildsDir(k), Mode: WorkMode, Owner: "root:" + s.User},
-		// The guard also creates these two, so that it can start by itself.
-		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"},
-		Dir{Path: RunDir(k) + "/agent", Mode: 0o700, Owner: s.User})
+		// The unit of the slot's socket makes what is in it.
+		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"})
 	if s.DiskBytes > 0 {
 		p.Dirs = append(p.Dirs, Dir{Path: DiskDir(k), Mode: 0o700, Owner: "root"})
 	}
@@ -171,13 +169,9 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
 		return err
 	}
-	policyText, err := json.Marshal(policy)
-	if err != nil {
-		return err
-	}
 	data := slotUnits{
 		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
-		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Guard: GuardUnit(k), Mirrors: MirrorsDir,
+		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Socket: JobSocket(k), Mirrors: MirrorsDir,
 		TmpBytes:    s.MemoryBytes / 4,
 		StopSeconds: max((min(cfg.Job.MaxMinutes, mostMinutes)+1)*60, int(policy.TimeLimitSeconds)+afterJob),
 	}
@@ -194,21 +188,15 @@ func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slo
 	if err := p.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
 		return err
 	}
-	for _, u := range []struct {
-		name, tmpl, input string
-		active            bool
-	}{
-		// The generation covers what the unit's process reads when it starts.
-		{GuardUnit(k), "guard.service.tmpl", in.Version + string(policyText), s.Parked == ""},
-		{AgentUnit(k), "agent.service.tmpl", agent.Version + cfgText + envText + slice.Unit + strconv.Itoa(data.StopSeconds) + strconv.FormatInt(s.DiskBytes, 10), s.Serves()},
-	} {
-		data.Generation = generation(u.input, in.Binary)
-		if err := p.addUnit(u.name, u.tmpl, k, data); err != nil {
-			return err
-		}
-		p.Units = append(p.Units, Unit{Name: u.name, Slot: k, Active: u.active, Generation: data.Generation})
-	}
-	return nil
+	// The generation covers what the agent reads when it starts. A job's process reads everything.
+	data.Generation = generation(agent.Version+cfgText+envText+slice.Unit+strconv.Itoa(data.StopSeconds)+strconv.FormatInt(s.DiskBytes, 10), in.Binary)
+	p.Units = append(p.Units,
+		Unit{Name: JobSocket(k), Slot: k, Active: s.Parked == ""},
+		Unit{Name: AgentUnit(k), Slot: k, Active: s.Serves(), Generation: data.Generation})
+	return errors.Join(
+		p.addUnit(JobSocket(k), "job.socket.tmpl", k, data),
+		p.addUnit(JobService(k), "job.service.tmpl", k, data),
+		p.addUnit(AgentUnit(k), "agent.service.tmpl", k, data))
 }
 
 // generation tells what a process was started with from anything else it may be started with. No one forges

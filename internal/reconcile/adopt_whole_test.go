@@ -70,7 +70,7 @@ func TestAdoptRemovesWhatIsInTheWay(t *testing.T) {
 	}
 	equal(t, "words", []string{"disable agent-gpu0", "enable kbnode", "reload", "stop agent-gpu0", "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode"}, words)
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start gpu0.socket", "start agent-gpu0", "start kbnode"}, words)
 	equal(t, "example of a hook", before[plan.HooksDir+"/command.sample"], after[plan.HooksDir+"/command.sample"])
 	equal(t, "backups", "drwx------", after[reconcile.BackupDir+"/"])
 	equal(t, "backups of /etc", "drwxr-xr-x", after[reconcile.BackupDir+"/etc/"])

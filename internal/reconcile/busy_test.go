@@ -43,15 +43,12 @@ func TestBusySlotWaits(t *testing.T) {
 	p := slots(2).memory(2 << 30).again().plan(t)
 
 	r, words := m.apply(p)
-	equal(t, "words", []string{"reload", "drain agent-gpu0", "stop agent-gpu1", setWord(1, "4-5", 2<<30), "restart guard-gpu1",
-		"start agent-gpu1"}, words)
+	equal(t, "words", []string{"reload", "drain agent-gpu0", "stop agent-gpu1", setWord(1, "4-5", 2<<30), "start agent-gpu1"}, words)
 	equal(t, "reasons", map[string]bool{"waits for job job-gpu0 of slot gpu0": true}, deferred(r.Deferred, 0))
 	equal(t, "deferred", []string{
 		"update /etc/kbnode/slots/gpu0.json",
 		"update /etc/systemd/system/buildkite-gpu0.slice",
-		"update /etc/systemd/system/kbnode-guard-gpu0.service",
 		"set buildkite-gpu0.slice",
-		"restart kbnode-guard-gpu0.service",
 		"start buildkite-agent-gpu0.service",
 	}, brief(r.Deferred))
 	after := m.tree()
@@ -64,8 +61,24 @@ func TestBusySlotWaits(t *testing.T) {
 
 	m.asks(p)
 	m.finish(0)
-	m.asks(p, "reload", setWord(0, "2-3", 2<<30), "restart guard-gpu0", "start agent-gpu0")
+	m.asks(p, "reload", setWord(0, "2-3", 2<<30), "start agent-gpu0")
 	m.settled(p)
+}
+
+// TestJobsTemplate has the next job run by another unit, while one runs.
+func TestJobsTemplate(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	m.run(0)
+	m.write(plan.UnitDir+"/"+plan.JobService(0), header+"[Service]\n# of an earlier version\n")
+	p := slots(1).plan(t)
+	m.asks(p, "reload")
+	m.settled(p)
+
+	// A socket that starts again leaves the job alone, but its slot's other changes wait.
+	m.write(plan.UnitDir+"/"+plan.JobSocket(0), header+"[Socket]\n# of an earlier version\n")
+	m.asks(p, "reload", "drain agent-gpu0")
+	m.ends(0, p)
 }
 
 func TestContainerMakesASlotBusy(t *testing.T) {
@@ -146,7 +159,7 @@ func TestJobThatBeginsMeanwhile(t *testing.T) {
 	equal(t, "reasons", map[string]bool{"waits for the agent of slot gpu0 to stop": true}, deferred(r.Deferred, 0))
 	words := m.sd.Words()
 	if slices.ContainsFunc(words, func(w string) bool {
-		return strings.HasPrefix(w, "set buildkite-gpu0") || strings.Contains(w, "guard-gpu0")
+		return strings.HasPrefix(w, "set buildkite-gpu0") || strings.Contains(w, "kbnode-job-gpu0")
 	}) {
 		t.Errorf("the job was touched: %v", words)
 	}
@@ -159,7 +172,7 @@ func TestNowStopsTheJob(t *testing.T) {
 	m.run(0)
 	next := slots(1).again()
 	m.h.Now = true
-	m.asks(next.plan(t), "reload", "drain agent-gpu0", "kill agent-gpu0 main quit", "stop agent-gpu0", "restart guard-gpu0", "start agent-gpu0")
+	m.asks(next.plan(t), "reload", "drain agent-gpu0", "kill agent-gpu0 main quit", "stop agent-gpu0", "start agent-gpu0")
 	equal(t, "jobs killed", []string{"buildkite-agent-gpu0.service"}, m.sd.Killed())
 }
 
@@ -199,8 +212,8 @@ func TestUninstall(t *testing.T) {
 		"stop kbnode.service",
 		"stop buildkite-agent-gpu0.service",
 		"stop buildkite-agent-gpu1.service",
-		"stop kbnode-guard-gpu0.service",
-		"stop kbnode-guard-gpu1.service",
+		"stop kbnode-job-gpu0.socket",
+		"stop kbnode-job-gpu1.socket",
 		"stop buildkite-gpu0.slice",
 		"stop buildkite-gpu1.slice",
 		"stop buildkite.slice",

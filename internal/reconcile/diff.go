@@ -86,7 +86,7 @@ func isAgent(unit string, slot int) bool { return slot >= 0 && unit == plan.Agen
 func isSlice(unit string) bool { return strings.HasSuffix(unit, ".slice") }
 
 // retire stops and disables kbnode's unplanned units: the node's own first, so that the
-// daemon starts nothing again, then agents, guards, slices and their parent.
+// daemon starts nothing again, then agents, sockets, slices and their parent.
 func (d *differ) retire() {
 	var stale []string
 	for _, name := range slices.Sorted(maps.Keys(d.s.Units)) {
@@ -146,10 +146,12 @@ func (d *differ) retires(name string) bool {
 }
 
 // stops stops agents that are to run something else, or nothing, and the other units of
-// parked slots. An agent of the old scripts stops after the reload, so that systemd stops
-// it in the new, graceful way.
+// parked slots: the agents first, because their units clear the slots through the sockets. An agent of the old
+// scripts stops after the reload, so that systemd stops it in the new, graceful way.
 func (d *differ) stops() {
-	for _, w := range d.planned() {
+	units := d.planned()
+	slices.SortStableFunc(units, func(a, b plan.Unit) int { return cmp.Compare(rank(a.Name), rank(b.Name)) })
+	for _, w := range units {
 		u := d.s.Units[w.Name]
 		if w.Slot < 0 || !u.Running() || u.Stopping() {
 			continue
@@ -165,7 +167,7 @@ func (d *differ) stops() {
 	}
 }
 
-// planned returns the units in the order in which they start: guards, agents, the node's
+// planned returns the units in the order in which they start: sockets, agents, the node's
 // own.
 func (d *differ) planned() []plan.Unit {
 	return slices.SortedStableFunc(slices.Values(d.p.Units), func(a, b plan.Unit) int {
@@ -176,7 +178,7 @@ func (d *differ) planned() []plan.Unit {
 // outdated reports whether a running unit was started with something other than what is
 // planned now.
 func outdated(w plan.Unit, u slot.Unit) bool {
-	return w.Generation != "" && u.MainPID > 0 && u.Generation != w.Generation && u.Generation != unknown
+	return w.Generation != "" && u.MainPID+u.ControlPID > 0 && u.Generation != w.Generation && u.Generation != unknown
 }
 
 func (d *differ) slices() {
@@ -234,12 +236,14 @@ func (d *differ) starts() {
 	}
 }
 
-// restarts returns why a running unit has to start again; "" if it need not. An agent has
-// its slot's run directory mounted, so it starts again with the guard.
+// restarts returns why a running unit has to start again; "" if it need not. An agent whose socket is gone may have a directory
+// mounted that is gone, too.
 func (d *differ) restarts(w plan.Unit, u slot.Unit) string {
 	switch {
-	case outdated(w, u):
+	case outdated(w, u), isAgent(w.Name, w.Slot) && u.Clearing() && d.written[w.Name]: // it starts again as the pass goes on
 		return "its configuration changed"
+	case w.Slot >= 0 && d.written[w.Name] && strings.HasSuffix(w.Name, ".socket"):
+		return "its unit file changed"
 	case w.Slot >= 0:
 		return d.s.Slot(w.Slot).CutOff
 	}

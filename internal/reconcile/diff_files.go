@@ -126,9 +126,9 @@ func (d *differ) file(f plan.File) {
 
 // inert reports whether a file of a slot can be written while the slot runs a job: the
 // agent has already read its configuration, and a new unit file of a service does not
-// affect a running one. (A new slice file does, on systemd 252.)
+// affect a running one, nor a job's process. (A new slice file does, on systemd 252.)
 func inert(file string, slot int) bool {
-	return path.Dir(file) == plan.AgentDir(slot) || file == plan.UnitDir+"/"+plan.AgentUnit(slot)
+	return path.Dir(file) == plan.AgentDir(slot) || file == plan.UnitDir+"/"+plan.AgentUnit(slot) || file == plan.UnitDir+"/"+plan.JobService(slot)
 }
 
 // takeOver makes agents of the old scripts stop gracefully if their slots are not

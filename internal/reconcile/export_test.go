@@ -4,5 +4,5 @@ package reconcile
 // as if the change had failed.
 func (h *Host) OnStep(f func(words string) error) { h.step = f }
 
-// LookAtSockets makes a host check the sockets of guards below its root.
+// LookAtSockets makes a host check the slots' sockets below its root.
 func (h *Host) LookAtSockets() { h.sockets = true }

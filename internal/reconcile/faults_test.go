@@ -51,7 +51,7 @@ func (m *machine) spoil(t *testing.T, how, name string) {
 func slotFiles(k int) []string {
 	return []string{
 		plan.SlotPolicyPath(k), plan.AgentDir(k) + "/buildkite-agent.cfg", plan.UnitDir + "/" + plan.SliceName(k),
-		plan.UnitDir + "/" + plan.GuardUnit(k), plan.UnitDir + "/" + plan.AgentUnit(k),
+		plan.UnitDir + "/" + plan.JobSocket(k), plan.UnitDir + "/" + plan.JobService(k), plan.UnitDir + "/" + plan.AgentUnit(k),
 	}
 }
 
@@ -129,15 +129,15 @@ func TestParkedWhateverFails(t *testing.T) {
 	for name, spoil := range map[string]func(m *machine){
 		"its unit":       func(m *machine) { m.spoil(t, "foreign", plan.UnitDir+"/"+plan.AgentUnit(0)) },
 		"its policy":     func(m *machine) { m.spoil(t, "directory", plan.SlotPolicyPath(0)) },
-		"another slot's": func(m *machine) { m.spoil(t, "link", plan.UnitDir+"/"+plan.GuardUnit(1)) },
+		"another slot's": func(m *machine) { m.spoil(t, "link", plan.UnitDir+"/"+plan.JobSocket(1)) },
 		"a hook":         func(m *machine) { m.spoil(t, "foreign", plan.HooksDir+"/environment") },
 		"another hook":   func(m *machine) { m.write(plan.HooksDir+"/post-command", "echo mine\n") },
 		"node's unit":    func(m *machine) { m.spoil(t, "foreign", plan.UnitDir+"/"+plan.NodeService) },
 		"reload": func(m *machine) {
-			m.write(plan.UnitDir+"/"+plan.GuardUnit(1), header+"# changed\n")
+			m.write(plan.UnitDir+"/"+plan.JobSocket(1), header+"# changed\n")
 			m.sd.Hook = failing("reload", errNo)
 		},
-		"guard's stop": func(m *machine) { m.sd.Hook = failing("stop "+plan.GuardUnit(0), errNo) },
+		"socket's stop": func(m *machine) { m.sd.Hook = failing("stop "+plan.JobSocket(0), errNo) },
 		"all writes": func(m *machine) {
 			m.spoil(t, "cut", plan.SlotPolicyPath(0))
 			m.spoil(t, "cut", plan.SlotPolicyPath(1))
@@ -154,7 +154,7 @@ func TestParkedWhateverFails(t *testing.T) {
 				spoil(m)
 				m.sd.Words()
 				w := slots(2).park(0)
-				if err := m.try(w.plan(t)); err == nil && (!busy || name != "guard's stop") {
+				if err := m.try(w.plan(t)); err == nil && (!busy || name != "socket's stop") {
 					t.Error("no error")
 				}
 				verb := map[bool]string{true: "drain ", false: "stop "}[busy]
@@ -282,7 +282,7 @@ func TestParkedFirst(t *testing.T) {
 	if _, err := m.h.Apply(ctx, p, s, changes); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	equal(t, "words", []string{"stop " + plan.GuardUnit(0), "stop " + plan.AgentUnit(0)}, m.sd.Words())
+	equal(t, "words", []string{"stop " + plan.AgentUnit(0), "stop " + plan.JobSocket(0)}, m.sd.Words())
 }
 
 // If systemd has not read a slot's units, the slot keeps those that run.

@@ -47,7 +47,7 @@ type Host struct {
 	// real time.
 	Sleep func(ctx context.Context, d time.Duration) error
 
-	// sockets makes Observe check the guards' sockets in a tree, too.
+	// sockets makes Observe check the slots' sockets in a tree, too.
 	sockets bool
 
 	// step, if set, is called before each change of the machine, with words that name it.

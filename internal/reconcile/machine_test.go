@@ -73,14 +73,12 @@ func (w want) plan(t testing.TB) *plan.Plan {
 		file(k, 0o644, plan.SlotPolicyPath(k), string(policy)+"\n")
 		file(k, 0o644, plan.AgentDir(k)+"/buildkite-agent.cfg", header+"name=\"node-"+plan.SlotName(k)+"\"\n# "+w.generation+"\n")
 		file(k, 0o644, plan.UnitDir+"/"+s.Unit, fmt.Sprintf("%s[Slice]\nAllowedCPUs=%s\nAllowedMemoryNodes=0\nMemoryMax=%d\nMemorySwapMax=0\nTasksMax=8192\n", header, cpus, w.bytes))
-		for _, u := range []string{plan.GuardUnit(k), plan.AgentUnit(k)} {
-			text := header + "[Service]\nEnvironment=KBNODE_GENERATION=" + w.generation + "\n"
-			if u == plan.AgentUnit(k) {
-				text += "Slice=" + s.Unit + "\nKillMode=mixed\n"
-			}
-			file(k, 0o644, plan.UnitDir+"/"+u, text)
-			p.Units = append(p.Units, plan.Unit{Name: u, Slot: k, Active: k != w.parked, Generation: w.generation})
-		}
+		file(k, 0o644, plan.UnitDir+"/"+plan.JobSocket(k), header+"[Socket]\nListenStream="+plan.SocketPath(k)+"\nAccept=yes\n")
+		file(k, 0o644, plan.UnitDir+"/"+plan.JobService(k), header+"[Service]\nStandardInput=socket\n")
+		file(k, 0o644, plan.UnitDir+"/"+plan.AgentUnit(k), header+"[Service]\nEnvironment=KBNODE_GENERATION="+w.generation+"\nSlice="+s.Unit+"\nKillMode=mixed\n")
+		p.Units = append(p.Units,
+			plan.Unit{Name: plan.JobSocket(k), Slot: k, Active: k != w.parked},
+			plan.Unit{Name: plan.AgentUnit(k), Slot: k, Active: k != w.parked, Generation: w.generation})
 	}
 	return p
 }
@@ -144,7 +142,7 @@ func (m *machine) tryAfter(p *plan.Plan, change func()) (reconcile.Result, error
 
 func short(words []string) []string {
 	for i, w := range words {
-		words[i] = strings.NewReplacer("buildkite-agent-", "agent-", "kbnode-guard-", "guard-", ".service", "").Replace(w)
+		words[i] = strings.NewReplacer("buildkite-agent-", "agent-", "kbnode-job-", "", ".service", "").Replace(w)
 	}
 	return words
 }

@@ -19,7 +19,7 @@ import (
 // NetworkState is the state of the slots' networks and of the rules that keep them apart.
 type NetworkState struct {
 	Rules    firewall.State `json:"rules"`              // "" if this user may not see them
-	Networks []string       `json:"networks,omitempty"` // kbnode's networks; the guards make them
+	Networks []string       `json:"networks,omitempty"` // kbnode's networks; clearing a slot makes its own
 }
 
 // Network reads and changes the networks of a machine's slots.
@@ -36,7 +36,7 @@ type Network interface {
 // SystemNetwork is the network of the machine that kbnode runs on.
 type SystemNetwork struct{ Socket string } // the Docker engine's
 
-// networkLabel is the label that the guards put on their networks.
+// networkLabel is the label of the slots' networks.
 const networkLabel = "kbnode.slot"
 
 // networkTime bounds the calls to the engine: one that hangs delays a pass by as much.
@@ -139,7 +139,7 @@ func (d *differ) staleNetworks() {
 		if err != nil || k < 0 || plan.NetworkName(k) != name {
 			continue // someone else's, whatever its label says
 		}
-		if _, planned := d.wantUnits[plan.GuardUnit(k)]; !planned {
+		if _, planned := d.wantUnits[plan.JobSocket(k)]; !planned {
 			d.add(phaseDelete, Change{Kind: DelNet, Subject: name, Slot: k})
 		}
 	}

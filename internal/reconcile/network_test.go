@@ -96,7 +96,7 @@ func TestNetwork(t *testing.T) {
 	r, _ := m.apply(p)
 	equal(t, "changes of the first run", []string{"protect inet kbnode"}, networkChanges(r.Applied))
 	names := brief(r.Applied)
-	if slices.Index(names, "protect inet kbnode") > slices.Index(names, "start kbnode-guard-gpu0.service") {
+	if slices.Index(names, "protect inet kbnode") > slices.Index(names, "start kbnode-job-gpu0.socket") {
 		t.Errorf("jobs may start before the rules are there: %v", names)
 	}
 	equal(t, "rules", []string{"kbnode-gpu0", "kbnode-gpu1"}, f.ruled)
@@ -160,7 +160,7 @@ func TestNetworkUninstall(t *testing.T) {
 // TestNetworkOfWhatIsGone removes a network that the engine would keep for a container that is gone.
 func TestNetworkOfWhatIsGone(t *testing.T) {
 	t.Parallel()
-	socket := filepath.Join(t.TempDir(), "docker.sock")
+	socket := filepath.Join(t.TempDir(), "job.sock")
 	var asked []string
 	must.Serve(t, socket, func(w http.ResponseWriter, r *http.Request) {
 		_, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
@@ -216,21 +216,21 @@ func TestSilentEngine(t *testing.T) {
 	}
 }
 
-// A guard that jobs cannot reach starts again, together with its agent, when its slot is
+// A socket that jobs cannot reach starts again, together with its agent, when its slot is
 // idle.
-func TestGuardThatIsCutOff(t *testing.T) {
+func TestSocketThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	p := slots(2).plan(t)
 	for k := range 2 {
-		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(k), Mode: 0o711, Owner: "root"}, plan.Dir{Path: plan.RunDir(k) + "/agent", Mode: 0o700, Owner: "root"})
+		p.Dirs = append(p.Dirs, plan.Dir{Path: plan.RunDir(k), Mode: 0o711, Owner: "root"})
 	}
 	for name, cut := range map[string]func(run string) error{
 		"directory gone":      os.RemoveAll,
 		"agent's part gone":   func(run string) error { return os.RemoveAll(filepath.Join(run, "agent")) },
-		"socket gone":         func(run string) error { return os.Remove(filepath.Join(run, "docker.sock")) },
-		"a file in its place": func(run string) error { return os.WriteFile(filepath.Join(run, "docker.sock.new"), nil, 0o600) },
+		"socket gone":         func(run string) error { return os.Remove(filepath.Join(run, "job.sock")) },
+		"a file in its place": func(run string) error { return os.WriteFile(filepath.Join(run, "job.sock.new"), nil, 0o600) },
 		"another one's socket": func(run string) error {
-			return unix.Mknod(filepath.Join(run, "docker.sock.new"), unix.S_IFSOCK|0o660, 0)
+			return unix.Mknod(filepath.Join(run, "job.sock.new"), unix.S_IFSOCK|0o660, 0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -242,27 +242,23 @@ func TestGuardThatIsCutOff(t *testing.T) {
 			m.settled(p)
 			run := filepath.Join(m.h.Root, plan.RunDir(1))
 			must.Do(t, cut(run))
-			if placed := filepath.Join(run, "docker.sock.new"); m.exists(plan.RunDir(1) + "/docker.sock.new") {
+			if placed := filepath.Join(run, "job.sock.new"); m.exists(plan.RunDir(1) + "/job.sock.new") {
 				later := time.Now().Add(time.Minute)
 				must.Do(t, os.Chtimes(placed, later, later))
-				must.Do(t, os.Rename(placed, filepath.Join(run, "docker.sock")))
+				must.Do(t, os.Rename(placed, filepath.Join(run, "job.sock")))
 			}
 			m.run(1)
 			m.asks(p, "drain agent-gpu1")
 			m.finish(1)
-			if name == "agent's part gone" { // everyone sees the new one
-				m.asks(p, "start agent-gpu1")
-			} else {
-				m.asks(p, "restart guard-gpu1", "start agent-gpu1")
-			}
+			m.asks(p, "restart gpu1.socket", "start agent-gpu1")
 			m.settled(p)
 			if err := cut(run); err != nil || !m.exists(plan.RunDir(1)) && name != "directory gone" {
 				t.Fatal(err)
 			}
-			if m.exists(plan.RunDir(1) + "/docker.sock.new") {
+			if m.exists(plan.RunDir(1) + "/job.sock.new") {
 				return
 			}
-			m.asks(p, "stop agent-gpu1", "restart guard-gpu1", "start agent-gpu1")
+			m.asks(p, "stop agent-gpu1", "restart gpu1.socket", "start agent-gpu1")
 			equal(t, "jobs killed", nil, m.sd.Killed())
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"slices"
 	"time"
 
@@ -33,47 +34,44 @@ func (o *observer) slots(context.Context) error {
 	for _, k := range slices.Sorted(maps.Keys(indexes)) {
 		now, err := o.h.ObserveSlot(slot.State{
 			Index: k, Name: plan.SlotName(k),
-			Agent: o.s.Units[plan.AgentUnit(k)],
-			Guard: o.s.Units[plan.GuardUnit(k)],
-			Slice: o.s.Slices[plan.SliceName(k)],
+			Agent:  o.s.Units[plan.AgentUnit(k)],
+			Socket: o.s.Units[plan.JobSocket(k)],
+			Slice:  o.s.Slices[plan.SliceName(k)],
 		})
 		if err != nil {
 			o.s.Warnings = append(o.s.Warnings, err.Error())
 		}
 		if o.h.Root == "/" || o.h.sockets {
-			now.CutOff = o.h.cutOff(now.Guard)
+			now.CutOff = o.h.cutOff(now)
 		}
 		o.s.Slots = append(o.s.Slots, now)
 	}
 	return nil
 }
 
-// bindTime is how much newer than its guard's start a socket may be. The guard makes it
-// before it reports that it is ready.
-const bindTime = 2 * time.Second
-
-// cutOff returns why jobs cannot reach a running guard; "" if they can. A socket made
-// after the guard's start is another program's.
-func (h *Host) cutOff(guard slot.Unit) string {
-	k, ok := plan.OwnsUnit(guard.Name)
-	if !ok || guard.Active != "active" {
+// cutOff returns what is gone of what the unit of a slot's socket makes: the socket, and the agent's directory beside it.
+func (h *Host) cutOff(now slot.State) string {
+	if now.Socket.Active != "active" {
 		return ""
 	}
-	for _, dir := range []string{plan.RunDir(k), plan.RunDir(k) + "/agent"} {
-		if info, err := os.Lstat(h.path(dir)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-			return dir + " is gone"
-		}
+	dir := path.Join(plan.RunDir(now.Index), "agent")
+	if info, err := os.Lstat(h.path(dir)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+		return dir + " is gone"
 	}
-	info, err := os.Lstat(h.path(plan.SocketPath(k)))
+	socket := plan.SocketPath(now.Index)
+	info, err := os.Lstat(h.path(socket))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return plan.SocketPath(k) + " is gone"
+		return socket + " is gone"
 	case err != nil: // unknown
-	case info.Mode().Type() != fs.ModeSocket, !guard.Since.IsZero() && info.ModTime().After(guard.Since.Add(bindTime)):
-		return plan.SocketPath(k) + " does not belong to the guard"
+	case info.Mode().Type() != fs.ModeSocket, !now.Socket.Since.IsZero() && info.ModTime().After(now.Socket.Since.Add(bindTime)):
+		return socket + " is not systemd's"
 	}
 	return ""
 }
+
+// bindTime is how much newer than its unit's start a socket may be.
+const bindTime = 2 * time.Second
 
 // ObserveSlot adds what a slot does. On an error the slot counts as busy: what cannot be seen
 // may be a job, and a job is not touched.

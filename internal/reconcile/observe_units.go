@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ const unknown = "unknown"
 // unitPatterns are the names of plan.Owned's units as patterns of fnmatch(3).
 var unitPatterns = []string{
 	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
-	"kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
+	"kbnode-job-gpu*.socket", "kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
 }
 
 // units asks systemd about planned units and about all units with kbnode's names.
@@ -39,7 +40,8 @@ func (o *observer) units(ctx context.Context) error {
 	}
 	for name := range o.s.paths {
 		if path.Dir(name) == plan.UnitDir {
-			if _, ok := plan.Owns(name); ok && o.s.paths[name].kind != leftover {
+			// systemd knows no state of a template.
+			if _, ok := plan.Owns(name); ok && o.s.paths[name].kind != leftover && !strings.Contains(name, "@.") {
 				names[path.Base(name)] = true
 			}
 		}
@@ -65,10 +67,10 @@ func (o *observer) units(ctx context.Context) error {
 		return err
 	}
 	for _, u := range units {
-		if u.MainPID > 0 {
-			env, err := slot.Environ(o.h.Root, u.MainPID)
+		if pid := cmp.Or(u.MainPID, u.ControlPID); pid > 0 {
+			env, err := slot.Environ(o.h.Root, pid)
 			switch u.Generation = env["KBNODE_GENERATION"]; {
-			case errors.Is(err, fs.ErrPermission), err == nil && env == nil:
+			case errors.Is(err, fs.ErrPermission), err == nil && env == nil, u.MainPID == 0 && host.Ended(err):
 				u.Generation = unknown
 			case err != nil && !host.Ended(err):
 				u.Generation = unknown

@@ -38,7 +38,7 @@ func TestFirstInstall(t *testing.T) {
 	equal(t, "words", []string{"enable kbnode", "reload", "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-5 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
 		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start buildkite-gpu1.slice", setWord(1, "4-5", 1<<30),
-		"start guard-gpu0 guard-gpu1", "start agent-gpu0 agent-gpu1", "start kbnode"}, words)
+		"start gpu0.socket gpu1.socket", "start agent-gpu0 agent-gpu1", "start kbnode"}, words)
 	equal(t, "deferred", nil, r.Deferred)
 	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
 	equal(t, "partition", "root", m.read("/sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition"))
@@ -59,7 +59,7 @@ func TestReboot(t *testing.T) {
 	must.Do(t, m.sd.Reboot())
 	m.asks(p, "start buildkite.slice",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto",
-		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start guard-gpu0", "start agent-gpu0", "start kbnode")
+		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start gpu0.socket", "start agent-gpu0", "start kbnode")
 	equal(t, "tree", before, m.tree())
 }
 
@@ -157,7 +157,7 @@ func TestFullDiskChangesNothingElse(t *testing.T) {
 
 func TestChanges(t *testing.T) {
 	t.Parallel()
-	const agent, guard = "agent-gpu0", "guard-gpu0"
+	const agent, socket = "agent-gpu0", "gpu0.socket"
 	more, onlyMemory, restarted, parked := slots(1).memory(2<<30).again(), slots(1).memory(2<<30), slots(1).again(), slots(1).park(0)
 	for _, tt := range []struct {
 		name   string
@@ -165,9 +165,9 @@ func TestChanges(t *testing.T) {
 		plan   want
 		words  []string
 	}{
-		{"a new generation restarts the agent and the guard", nil, restarted, []string{"reload", "stop " + agent, "restart " + guard, "start " + agent}},
+		{"a new generation restarts the agent", nil, restarted, []string{"reload", "stop " + agent, "start " + agent}},
 		{"new limits are set while the agent runs", nil, onlyMemory, []string{"reload", setWord(0, "2-3", 2<<30)}},
-		{"new limits and a new generation: limits first", nil, more, []string{"reload", "stop " + agent, setWord(0, "2-3", 2<<30), "restart " + guard, "start " + agent}},
+		{"new limits and a new generation: limits first", nil, more, []string{"reload", "stop " + agent, setWord(0, "2-3", 2<<30), "start " + agent}},
 		{"a device that somebody added is taken away", func(m *machine) {
 			m.write("/run/systemd/system.control/buildkite-gpu0.slice.d/50-DeviceAllow.conf", "[Slice]\nDeviceAllow=\nDeviceAllow=/dev/nvidia1 rw\n")
 		}, slots(1), []string{setWord(0, "2-3", 1<<30)}},
@@ -180,12 +180,33 @@ func TestChanges(t *testing.T) {
 			m.apply(p)
 		}, slots(1), nil},
 		{"a unit file that somebody edited is loaded again", func(m *machine) {
-			m.write(plan.UnitDir+"/"+plan.GuardUnit(0), header+"[Service]\nExecStart=/bin/evil\n")
+			m.write(plan.UnitDir+"/"+plan.JobService(0), header+"[Service]\nExecStart=/bin/evil\n")
 		}, slots(1), []string{"reload"}},
+		{"a socket has no process that reads its file", func(m *machine) {
+			m.write(plan.UnitDir+"/"+plan.JobSocket(0), header+"[Socket]\nSocketMode=0666\n")
+		}, slots(1), []string{"reload", "restart " + socket}},
+		{"a slot that is parked waits, and nothing else does", func(m *machine) {
+			m.sd.Prepare(0)
+		}, slots(1), nil},
+		{"an agent that has ended its job starts again by itself", func(m *machine) {
+			m.sd.Clear(0)
+		}, slots(1), nil},
+		{"its configuration does not change while it starts", func(m *machine) {
+			m.sd.Clear(0)
+		}, restarted, []string{"reload", "stop " + agent, "start " + agent}},
+		{"one that is to take no more jobs does not", func(m *machine) {
+			m.sd.Clear(0)
+		}, parked, []string{"stop " + agent, "stop " + socket}},
+		{"an agent whose slot is parked starts again as planned", func(m *machine) {
+			m.sd.Prepare(0)
+		}, restarted, []string{"reload", "stop " + agent, "start " + agent}},
+		{"it stops if the slot is to take no jobs", func(m *machine) {
+			m.sd.Prepare(0)
+		}, parked, []string{"stop " + agent, "stop " + socket}},
 		{"a drop-in of an operator stays", func(m *machine) {
 			m.write(plan.UnitDir+"/"+plan.AgentUnit(0)+".d/50-mine.conf", "[Service]\nNice=5\n")
 		}, slots(1), nil},
-		{"a parked slot stops", nil, parked, []string{"stop " + guard, "stop " + agent}},
+		{"a parked slot stops", nil, parked, []string{"stop " + agent, "stop " + socket}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -226,7 +247,7 @@ func TestStaleSlotIsRemoved(t *testing.T) {
 	two := slots(2)
 	m.apply(two.plan(t))
 	m.write(plan.WorkDir(1)+"/builds/a", "of a job")
-	m.asks(slots(1).plan(t), "stop agent-gpu1", "stop guard-gpu1", "stop buildkite-gpu1.slice", "reload",
+	m.asks(slots(1).plan(t), "stop agent-gpu1", "stop gpu1.socket", "stop buildkite-gpu1.slice", "reload",
 		"set buildkite.slice AllowedCPUs=2-3 MemoryMax=infinity MemorySwapMax=infinity TasksMax=infinity DevicePolicy=auto")
 	equal(t, "tree", want, m.tree())
 }

@@ -95,11 +95,12 @@ func (s *server) plan(cfg config.Config) *plan.Plan {
 func (s *server) pass(cfg config.Config) (reconcile.Result, []string) {
 	s.t.Helper()
 	r, words := s.apply(s.plan(cfg))
-	s.net.networks = nil // the guards make them
-	entries, err := filepath.Glob(filepath.Join(s.h.Root, "sys/fs/cgroup/system.slice/kbnode-guard-gpu*.service"))
+	s.net.networks = nil // made as the slots are cleared
+	sockets, err := s.sd.Loaded(s.t.Context(), "kbnode-job-gpu*.socket")
 	must.Do(s.t, err)
-	for _, e := range entries {
-		s.net.networks = append(s.net.networks, strings.TrimSuffix(strings.Replace(filepath.Base(e), "guard-", "", 1), ".service"))
+	for _, name := range sockets {
+		k, _ := plan.OwnsUnit(name)
+		s.net.networks = append(s.net.networks, plan.NetworkName(k))
 	}
 	return r, words
 }
@@ -211,7 +212,7 @@ func TestInstancesOfAWholeGPU(t *testing.T) {
 	equal(t, "words while its job runs", []string{"reload", "drain agent-gpu7"}, verbs(words))
 	s.finish(7)
 	_, words = s.pass(singles)
-	equal(t, "words after its job", []string{"reload", "restart guard-gpu7", "start agent-gpu7"}, verbs(words))
+	equal(t, "words after its job", []string{"start agent-gpu7"}, verbs(words))
 	equal(t, "limits of its neighbour", neighbour, s.limits(9))
 
 	// A sibling that stays busy forever holds up no one: gpu8 goes, and gpu9 keeps
@@ -281,7 +282,7 @@ func TestReshapeHolds(t *testing.T) {
 						must.Do(t, err)
 						if jobs[k] == nil && units[0].Active == "active" && r.IntN(chance) == 0 {
 							jobs[k] = s.limits(k)
-							if inPass { // its file may be written by now, but the guard has read the old one
+							if inPass { // its file may be written by now, but its process has read the old one
 								delete(jobs[k], plan.SlotPolicyPath(k))
 							}
 							s.run(k)

@@ -236,7 +236,7 @@ func (s *trial) containerAsk(host []string, neighbor string) probe.Ask {
 		Numbers: numbers(s.t.foreignDevices(s.plan)),
 		Open: []string{
 			plan.ContainerBinary, // proves that it sees anything
-			plan.WorkDir(s.plan.Index), plan.TokenPath,
+			plan.WorkDir(s.plan.Index), plan.TokenPath, plan.RunDir(s.plan.Index) + "/" + plan.TokenName,
 			"/var/lib/docker", "/proc/1/root/etc/shadow", "/sys/firmware/efi", "/sys/kernel/debug/tracing",
 		},
 		Write: []string{

@@ -3,9 +3,6 @@ package selftest
 import (
 	"context"
 	"encoding/json"
-	"io"
-	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,32 +13,22 @@ import (
 	"github.com/gpu-mode/kbnode/internal/selftest/probe"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
+	"github.com/gpu-mode/kbnode/test/slottest"
 )
 
-// serve gives a slot a service that answers jobs by the name of the probe, such as "memory".
+// serve gives a slot a socket that answers jobs by the name of the probe, such as "memory".
 func serve(t *testing.T, s *trial, answers map[string]func(ctx context.Context, frames *slot.Frames) slot.Outcome) {
 	t.Helper()
 	s.policy.Socket = filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", s.policy.Socket)
-	must.Do(t, err)
-	canceled, cancel := context.WithCancel(t.Context())
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == slot.CancelPath {
-			cancel()
-			return
-		}
-		text, _ := io.ReadAll(r.Body)
+	slottest.Serve(t, s.policy.Socket, func(canceled context.Context, kind byte, text []byte, frames *slot.Frames) slot.Outcome {
 		spec, err := job.Parse(text)
-		if err != nil || spec.Image != image || len(spec.Mounts) != 1 {
-			t.Errorf("%s: %v", text, err)
-			return
+		if kind != slot.RequestRun || err != nil || spec.Image != image || len(spec.Mounts) != 1 {
+			t.Errorf("%c: %s: %v", kind, text, err)
+			return slot.Outcome{NodeFault: "no such job"}
 		}
 		what, _, _ := strings.Cut(strings.TrimPrefix(spec.JobID, "kbnode-selftest-"+s.plan.Name+"-"), "-")
-		frames := slot.NewFrames(w, http.NewResponseController(w).Flush)
-		_ = frames.End(answers[what](canceled, frames))
-	})}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close() })
+		return answers[what](canceled, frames)
+	})
 }
 
 type answer = func(context.Context, *slot.Frames) slot.Outcome
@@ -62,7 +49,7 @@ func ends(o slot.Outcome) answer {
 	}
 }
 
-// TestContainers runs both containers through the slot's service.
+// TestContainers runs both containers through the slot's socket.
 func TestContainers(t *testing.T) {
 	t.Parallel()
 	whole := func() *probe.Facts {

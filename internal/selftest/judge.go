@@ -22,7 +22,7 @@ var denied = []string{"EPERM", "EACCES", "ENOENT", "EROFS", "ENOTDIR", "ESRCH"}
 // see. memory is the memory that the container asked for, in bytes.
 func judgeContainer(s plan.Slot, p plan.JobPolicy, ask probe.Ask, memory int64, neighbor string, f *probe.Facts) []Check {
 	strict := p.Profile == config.ProfileStrict
-	t := &tries{do: fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; the engine's own version and configuration may have changed, too", plan.GuardUnit(s.Index))}
+	t := &tries{do: "sudo kbnode reconcile; the engine's own version and configuration may have changed, too"}
 	for _, try := range f.Tries {
 		held := slices.Contains(denied, try.Saw)
 		tried := try.Kind + " " + try.What

@@ -157,7 +157,7 @@ func (t *tester) slots(ctx context.Context, slots []*trial) error {
 }
 
 // prepare removes what an earlier run may have left, and makes the image for all containers. It is
-// empty, because the slot's service adds kbnode to each container.
+// empty, because guard adds kbnode to each container.
 func (t *tester) prepare(ctx context.Context) error {
 	t.Say("making an image")
 	ctx, cancel := context.WithTimeout(ctx, imageTime)

@@ -41,7 +41,7 @@ func (s *trial) skipReason() string {
 // errJob ends the test of a slot whose agent gets a job.
 var errJob = errors.New("a job came")
 
-// try runs the slot's containers. A job that comes in the meantime goes first: the slot's service ends
+// try runs the slot's containers. A job that comes in the meantime goes first: guard ends
 // what is tried, and what did not hold may be the job's doing.
 func (s *trial) try(ctx context.Context) error {
 	run, doing := s.containers, "running containers that try to escape"
@@ -76,8 +76,7 @@ func (s *trial) hasJob() bool {
 
 // hint returns what to type if nothing better is known.
 func (s *trial) hint() string {
-	k := s.plan.Index
-	return fmt.Sprintf("sudo kbnode reconcile && sudo systemctl restart %s; until it holds, keep jobs away: sudo systemctl stop %s", plan.GuardUnit(k), plan.AgentUnit(k))
+	return fmt.Sprintf("sudo kbnode reconcile; until it holds, keep jobs away: sudo systemctl stop %s", plan.AgentUnit(s.plan.Index))
 }
 
 // readDevices finds devices: GPUs, whether in a slot or not, disks, and what gives power

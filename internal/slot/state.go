@@ -28,7 +28,7 @@ type State struct {
 	Index      int      `json:"index"`
 	Name       string   `json:"name"`
 	Agent      Unit     `json:"agent"`
-	Guard      Unit     `json:"guard"`
+	Socket     Unit     `json:"socket"` // on which it takes jobs
 	Slice      Slice    `json:"slice"`
 	Job        *Job     `json:"job,omitempty"`
 	Containers []string `json:"containers,omitempty"` // running below the slice
@@ -37,7 +37,7 @@ type State struct {
 
 	// Implausible is how many jobs since the boot had times that cannot be.
 	Implausible int `json:"-"`
-	// CutOff is why its agent cannot reach its running guard; "" if it can.
+	// CutOff is why its agent cannot reach its socket; "" if it can.
 	CutOff string `json:"-"`
 }
 
@@ -58,12 +58,13 @@ type Slice struct {
 // known. No job can make it wait.
 func (s State) ReadRunDir(root string) State {
 	parked, err := ReadParked(filepath.Join(root, plan.RunDir(s.Index)))
-	if err != nil { // the guard parks the slot too
+	if err != nil { // it takes no job either
 		parked = []Parked{{Reason: err.Error()}}
 	}
 	s.Parked = parked
 	s.Implausible = implausible(filepath.Join(root, plan.RunDir(s.Index)))
-	s.Registered = s.Agent.Active == "active" && registered(root, s.Index, s.Agent.Started)
+	_, err = os.Lstat(filepath.Join(root, RegisteredMarker(s.Index)))
+	s.Registered = s.Agent.Active == "active" && err == nil
 	return s
 }
 
@@ -83,12 +84,14 @@ func (s State) ReadProcesses(root string) (_ State, err error) {
 	return s, nil
 }
 
-// RegisteredMarker returns the file whose modification time is when a slot's agent last
-// registered with Buildkite. The slot's guard writes it when the agent reports that.
-func RegisteredMarker(k int) string { return plan.RunDir(k) + "/" + RegisteredName }
+// Files without content in a slot's run directory, which say how far its agent came. Each agent begins with none.
+const (
+	RegisteredName = "registered" // Buildkite accepted the agent
+	WorkedName     = "worked"     // it was given a job
+)
 
-// RegisteredName is the name of that file in the slot's run directory.
-const RegisteredName = "registered"
+// RegisteredMarker returns the file that a slot's agent has if it has registered with Buildkite.
+func RegisteredMarker(k int) string { return filepath.Join(plan.RunDir(k), RegisteredName) }
 
 // IdleFile, in the slot's run directory, records how much memory its GPU has in use when it is most idle,
 // and GPUSlack is how much more is idle still, in bytes: drivers keep a little after the first use.
@@ -97,23 +100,7 @@ const (
 	GPUSlack = 64 << 20
 )
 
-// Register records in a slot's run directory that its agent has registered now.
-func Register(runDir string) error {
-	name := filepath.Join(runDir, RegisteredName)
-	err := os.WriteFile(name, nil, 0o644) //nolint:gosec // an empty file that status reads
-	if err == nil {
-		// The kernel's time for a file lags behind the clock, by which systemd says when a unit started.
-		now := time.Now()
-		err = os.Chtimes(name, now, now)
-	}
-	if err != nil {
-		return fmt.Errorf("record registration: %w", err)
-	}
-	return nil
-}
-
-// implausibleName is the file in a slot's run directory with the number of jobs whose times cannot be. Its guard
-// writes it.
+// implausibleName is the file in a slot's run directory with the number of jobs whose times cannot be.
 const implausibleName = "implausible"
 
 // maxCount bounds that file, in bytes.
@@ -140,13 +127,6 @@ func implausible(runDir string) int {
 		return 0
 	}
 	return max(n, 0)
-}
-
-// registered reports whether a slot's agent has registered since its process was started. Each agent
-// runs one job, so an older marker is another agent's.
-func registered(root string, k int, since time.Time) bool {
-	info, err := os.Lstat(filepath.Join(root, RegisteredMarker(k))) // a link is not the guard's
-	return err == nil && !since.IsZero() && !info.ModTime().Before(since)
 }
 
 // Busy returns what a slot is busy with, as in "waits for …"; "" if it is idle.
@@ -185,10 +165,12 @@ func (s State) Disconnected(p plan.Slot, now time.Time) string {
 		return ""
 	case s.Failed():
 		return fmt.Sprintf("its agent keeps failing; sudo journalctl -u %s shows why", unit)
-	case s.Agent.Active != "active" || now.Sub(s.Agent.Since) < RegisterTime || s.Registered:
+	case !s.Agent.Running() || now.Sub(s.Agent.Since) < RegisterTime || s.Registered:
 		return ""
 	case len(s.Parked) > 0:
 		return "" // it waits, and reports why
+	case s.Agent.Preparing():
+		return fmt.Sprintf("its agent waits for the slot to be cleared; sudo kbnode logs %s shows why", s.Name)
 	}
 	return fmt.Sprintf("its agent runs but has not registered; sudo journalctl -u %s shows why", unit)
 }
@@ -285,9 +267,11 @@ type Unit struct {
 	Load       string    `json:"load"`           // "loaded", "not-found", "masked", …
 	Active     string    `json:"active"`         // "active", "activating", "deactivating", "inactive", "failed"
 	Sub        string    `json:"sub"`            // "running", "auto-restart", …
+	Pending    string    `json:"-"`              // "start", "stop", "restart", …: what systemd was asked for and has not done
 	Enabled    bool      `json:"enabled"`        // linked from a target in /etc
 	Since      time.Time `json:"since,omitzero"` // when its state last changed
 	MainPID    int       `json:"main_pid,omitempty"`
+	ControlPID int       `json:"-"`                    // of the program of ExecStartPre= that runs
 	Started    time.Time `json:"-"`                    // when its main process was; a busy systemd says later that it is active
 	Restarts   int       `json:"restarts,omitempty"`   // by Restart=, since it was started
 	Skipped    bool      `json:"skipped,omitempty"`    // its last start was, because a condition of the unit did not hold
@@ -295,7 +279,7 @@ type Unit struct {
 	ExitStatus int       `json:"exit_status"`          // of the last main process
 	Cgroup     string    `json:"cgroup,omitempty"`     // below /sys/fs/cgroup
 	NeedReload bool      `json:"need_reload"`          // the unit file on disk is newer
-	Generation string    `json:"generation,omitempty"` // KBNODE_GENERATION of the main process
+	Generation string    `json:"generation,omitempty"` // KBNODE_GENERATION of the main process, or that of ExecStartPre=
 }
 
 // Exists reports whether systemd knows a file for the unit.
@@ -312,8 +296,17 @@ func (u Unit) Failing() bool {
 	return u.Result != "success" && (u.Sub == "auto-restart" || u.Sub == "auto-restart-queued" || u.Sub == "stop-post")
 }
 
+// Preparing reports whether the programs of ExecStartPre= run: an agent's slot is cleared, or is parked.
+func (u Unit) Preparing() bool { return u.Active == "activating" && u.Sub == "start-pre" }
+
 // Stopping reports whether the unit was asked to stop and has not stopped yet.
-func (u Unit) Stopping() bool { return u.Active == "deactivating" }
+func (u Unit) Stopping() bool { return u.Active == "deactivating" && !u.Clearing() }
+
+// Clearing reports whether the programs of ExecStopPost= run after the unit's process has ended by itself, as after each job of
+// an agent: what the job left is removed, and the agent starts again.
+func (u Unit) Clearing() bool {
+	return u.Active == "deactivating" && u.Sub == "stop-post" && u.Pending != "stop"
+}
 
 // LookupUser returns the IDs of a user that kbnode makes.
 func LookupUser(name string) (uid, gid int, err error) {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -45,6 +44,8 @@ func TestWord(t *testing.T) {
 		{want: "busy", slot: plan.Slot{Parked: "away"}, agent: unit("active", "running"), job: true},
 		{want: "stopping", slot: plan.Slot{Drains: drained}, agent: unit("deactivating", "stop-sigterm")},
 		{want: "starting", agent: unit("activating", "start")},
+		{want: "starting", agent: Unit{Active: "deactivating", Sub: "stop-post", Result: "success"}},
+		{want: "stopping", agent: Unit{Active: "deactivating", Sub: "stop-post", Result: "success", Pending: "stop"}},
 		{want: "down", agent: unit("inactive", "dead")},
 		{want: "down"},
 	} {
@@ -91,49 +92,33 @@ func TestDisconnected(t *testing.T) {
 // TestReadRunDir reads whether an agent has registered, and why its slot takes no jobs.
 func TestReadRunDir(t *testing.T) {
 	t.Parallel()
-	since := time.Date(2026, 11, 21, 3, 0, 0, 500, time.UTC)
 	const reason = `{"reason": "its GPU is in use", "since": "2026-11-21T02:00:00Z"}`
 	for _, row := range []struct {
 		name   string
 		active string
-		marker time.Duration // after the agent's start; 0 means no marker
-		link   bool          // a link in place of the marker
+		marker bool
 		reason string
 		want   bool
 		parked string
 	}{
-		{name: "registered since it started", active: "active", marker: time.Second, want: true},
-		{name: "registered at once", active: "active", marker: 1, want: true},
-		{name: "the marker is of the agent before", active: "active", marker: -time.Microsecond},
+		{name: "registered", active: "active", marker: true, want: true},
 		{name: "no marker yet", active: "active"},
-		{name: "registered before systemd said that it is active", active: "active", marker: 59 * time.Second, want: true},
-		{name: "registered and ended", active: "failed", marker: time.Second},
-		{name: "a link to another file", active: "active", marker: -time.Hour, link: true},
-		{name: "parked", active: "active", marker: time.Second, reason: reason, want: true, parked: "its GPU is in use"},
-		{name: "a reason that is not JSON", active: "active", marker: time.Second, reason: "{", want: true, parked: "delete the file"},
+		{name: "registered and ended", active: "failed", marker: true},
+		{name: "the slot is cleared after one that had registered", active: "activating", marker: true},
+		{name: "parked", active: "active", marker: true, reason: reason, want: true, parked: "its GPU is in use"},
+		{name: "a reason that is not JSON", active: "active", marker: true, reason: "{", want: true, parked: "delete the file"},
 	} {
 		root := t.TempDir()
-		marker := filepath.Join(root, RegisteredMarker(3))
-		err := os.MkdirAll(filepath.Join(filepath.Dir(marker), ParkedDir), 0o755)
-		if err == nil && row.marker != 0 {
-			name := marker
-			if row.link {
-				name = filepath.Join(root, "elsewhere")
-				old := unix.NsecToTimespec(since.Add(row.marker).UnixNano())
-				err = errors.Join(os.WriteFile(name, nil, 0o600), os.Symlink(name, marker),
-					unix.UtimesNanoAt(unix.AT_FDCWD, marker, []unix.Timespec{old, old}, unix.AT_SYMLINK_NOFOLLOW))
-				row.marker = time.Hour
-			} else {
-				err = os.WriteFile(name, nil, 0o600)
-			}
-			at := since.Add(row.marker)
-			err = errors.Join(err, os.Chtimes(name, at, at))
+		run := filepath.Join(root, plan.RunDir(3))
+		err := os.MkdirAll(filepath.Join(run, ParkedDir), 0o755)
+		if row.marker {
+			err = errors.Join(err, os.WriteFile(filepath.Join(run, RegisteredName), nil, 0o600))
 		}
 		if err == nil && row.reason != "" {
-			err = os.WriteFile(filepath.Join(filepath.Dir(marker), ParkedDir, "gpu.json"), []byte(row.reason), 0o600)
+			err = os.WriteFile(filepath.Join(run, ParkedDir, "gpu.json"), []byte(row.reason), 0o600)
 		}
 		must.Do(t, err)
-		got := State{Index: 3, Agent: Unit{Active: row.active, Started: since, Since: since.Add(time.Minute)}}.ReadRunDir(root)
+		got := State{Index: 3, Agent: Unit{Active: row.active}}.ReadRunDir(root)
 		if got.Registered != row.want {
 			t.Errorf("%s: registered %t, want %t", row.name, got.Registered, row.want)
 		}
@@ -203,28 +188,6 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestRegister compares with the clock, not with the kernel's coarse time for files.
-func TestRegister(t *testing.T) {
-	t.Parallel()
-	root := t.TempDir()
-	run := filepath.Join(root, filepath.Dir(RegisteredMarker(3)))
-	if err := Register(run); err == nil {
-		t.Fatal("registered without a run directory")
-	}
-	must.Do(t, os.MkdirAll(run, 0o755))
-	for range 100 {
-		before := time.Now()
-		must.Do(t, Register(run))
-		after := time.Now()
-		if !registered(root, 3, before) {
-			t.Fatal("an agent that was started just before has not registered")
-		}
-		if registered(root, 3, after) {
-			t.Fatal("the agent that is started next has registered")
-		}
-	}
-}
-
 func TestLookupUser(t *testing.T) {
 	t.Parallel()
 	if uid, gid, err := LookupUser("root"); uid != 0 || gid != 0 || err != nil {
@@ -279,14 +242,13 @@ func TestLimits(t *testing.T) {
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	var stream bytes.Buffer
-	flushed := 0
-	f := NewFrames(&stream, func() error { flushed++; return nil })
+	f := NewFrames(&stream)
 	long := strings.Repeat("0123456789", 20_000) // more than a frame has room for
 	want := Outcome{ExitCode: 3, OutOfMemory: true, Reason: "it took too long", Files: "/x"}
 	_, err1 := f.Writer(FrameStdout).Write([]byte(long))
 	_, err2 := f.Writer(FrameStderr).Write([]byte("bad"))
-	if err := errors.Join(err1, err2, f.Note("pulls %s", "x"), f.Send(FrameStdout, nil), f.End(want)); err != nil || flushed != 7 {
-		t.Fatal(err, flushed)
+	if err := errors.Join(f.Taken(), err1, err2, f.Note("pulls %s", "x"), f.Send(FrameStdout, nil), f.End(want)); err != nil {
+		t.Fatal(err)
 	}
 	read := func(text string) (map[FrameKind]string, Outcome, error) {
 		got := map[FrameKind]string{}
@@ -295,7 +257,7 @@ func TestFrames(t *testing.T) {
 	}
 	all := stream.String()
 	got, o, err := read(all)
-	if diff := cmp.Diff(map[FrameKind]string{FrameStdout: long, FrameStderr: "bad", FrameNote: "pulls x"}, got); diff != "" || err != nil || o != want {
+	if diff := cmp.Diff(map[FrameKind]string{FrameTaken: "", FrameStdout: long, FrameStderr: "bad", FrameNote: "pulls x"}, got); diff != "" || err != nil || o != want {
 		t.Errorf("%v, %+v\n%s", err, o, diff)
 	}
 	for _, cut := range []int{0, 3, 5, 100, len(all) - 1} {
@@ -314,9 +276,29 @@ func TestFrames(t *testing.T) {
 	if _, o, err := read(stream.String()); err != nil || len(o.NodeFault) < 1000 || strings.Contains(o.NodeFault, "\x1b") {
 		t.Errorf("long texts: %v, %.100q", err, o.NodeFault)
 	}
-	lost := NewFrames(failing{}, nil)
+	lost := NewFrames(failing{})
 	if err := lost.Note("x"); err == nil || !errors.Is(lost.End(want), err) {
 		t.Errorf("a reader that is gone: %v", err)
+	}
+}
+
+// TestRequests are read as they were sent, within their bound.
+func TestRequests(t *testing.T) {
+	t.Parallel()
+	var sent bytes.Buffer
+	must.Do(t, WriteRequest(&sent, RequestRun, []byte("{}")))
+	text := sent.String()
+	kind, body, err := ReadRequest(&sent, 2)
+	if kind != RequestRun || string(body) != "{}" || err != nil {
+		t.Errorf("%c %q, %v", kind, body, err)
+	}
+	if _, _, err := ReadRequest(strings.NewReader(text), 1); !errors.Is(err, ErrTooLong) {
+		t.Errorf("too long: %v", err)
+	}
+	for cut := range len(text) {
+		if _, _, err := ReadRequest(strings.NewReader(text[:cut]), 2); err == nil || errors.Is(err, ErrTooLong) {
+			t.Errorf("cut at %d: %v", cut, err)
+		}
 	}
 }
 

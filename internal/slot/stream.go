@@ -1,41 +1,72 @@
 package slot
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
-	"strings"
 	"sync"
 
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// RunPath is where a slot's service runs a job: the request is the job's spec, and the answer a
-// stream of frames that ends with the outcome. A second request with the same job continues the
-// stream, from the bytes of output that the query's StdoutParam and StderrParam have.
+// A client of a slot's socket sends one request, and closes its end of the connection to cancel the job. The answer is a
+// stream of frames that ends with the outcome.
 const (
-	RunPath     = "/kbnode/run"
-	StdoutParam = "stdout"
-	StderrParam = "stderr"
-	// CancelPath ends the job that the query's JobParam names. Its stream tells the outcome.
-	CancelPath = "/kbnode/cancel"
-	// CheckPath, the only one to GET, says whether a job could start now.
-	CheckPath = "/kbnode/check"
-	JobParam  = "job"
-	// RefusedPath says that the agent had a job that does not come to the service.
-	RefusedPath = "/kbnode/refused"
+	// RequestRun has a job's spec: run it.
+	RequestRun byte = 'r'
+	// RequestCheck has nothing: could a job start now?
+	RequestCheck byte = 'c'
+	// RequestClear is only root's, and has one of the words below: clear the slot. Before an agent starts, the answer comes when
+	// the slot takes jobs, or after a while with a Reason why it does not.
+	RequestClear byte = 'k'
+	// RequestReport has how far the slot's agent came, RegisteredName or WorkedName.
+	RequestReport byte = 'p'
 )
+
+// When a slot is cleared.
+const (
+	ClearStart = "start" // its agent is about to start
+	ClearAgain = "again" // the same agent: the slot was parked
+	ClearEnded = "ended" // its agent has ended
+)
+
+// WriteRequest sends a request with its body.
+func WriteRequest(w io.Writer, kind byte, body []byte) error {
+	head := binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(body)))
+	if _, err := w.Write(append(head, body...)); err != nil {
+		return fmt.Errorf("send the request: %w", err)
+	}
+	return nil
+}
+
+// ErrTooLong means that a request is longer than its reader takes.
+var ErrTooLong = errors.New("the request is too long")
+
+// ReadRequest reads a request of at most limit bytes, else ErrTooLong.
+func ReadRequest(r io.Reader, limit int) (kind byte, body []byte, err error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, fmt.Errorf("read the request: %w", err)
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if int64(n) > int64(limit) {
+		return head[0], nil, ErrTooLong
+	}
+	body = make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return 0, nil, fmt.Errorf("read the request: %w", err)
+	}
+	return head[0], body, nil
+}
 
 // FrameKind says what a frame has.
 type FrameKind byte
 
 // The kinds of frames.
 const (
+	FrameTaken   FrameKind = 't' // the request was read; the first frame
 	FrameStdout  FrameKind = 'o'
 	FrameStderr  FrameKind = 'e'
 	FrameNote    FrameKind = 'n' // a line of kbnode's for the job's log
@@ -65,14 +96,13 @@ type Outcome struct {
 
 // Frames writes a stream of frames. It is safe for concurrent use.
 type Frames struct {
-	mu    sync.Mutex
-	out   io.Writer
-	flush func() error
-	err   error // the first, which every later write returns
+	mu  sync.Mutex
+	out io.Writer
+	err error // the first, which every later write returns
 }
 
-// NewFrames returns a stream on out. flush sends what was written; nil does nothing.
-func NewFrames(out io.Writer, flush func() error) *Frames { return &Frames{out: out, flush: flush} }
+// NewFrames returns a stream on out.
+func NewFrames(out io.Writer) *Frames { return &Frames{out: out} }
 
 // Send writes frames of one kind: as many as data needs.
 func (f *Frames) Send(kind FrameKind, data []byte) error {
@@ -81,10 +111,18 @@ func (f *Frames) Send(kind FrameKind, data []byte) error {
 	for f.err == nil && len(data) > 0 {
 		n := min(len(data), maxFrame)
 		head := binary.BigEndian.AppendUint32([]byte{byte(kind)}, uint32(n))
-		if _, f.err = f.out.Write(append(head, data[:n]...)); f.err == nil && f.flush != nil {
-			f.err = f.flush()
-		}
+		_, f.err = f.out.Write(append(head, data[:n]...))
 		data = data[n:]
+	}
+	return f.err
+}
+
+// Taken says that the request was read.
+func (f *Frames) Taken() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil {
+		_, f.err = f.out.Write([]byte{byte(FrameTaken), 0, 0, 0, 0})
 	}
 	return f.err
 }
@@ -157,30 +195,4 @@ func broken(err error) error {
 		err = io.ErrUnexpectedEOF
 	}
 	return fmt.Errorf("read the job's stream: %w", err)
-}
-
-// Where a slot's agent reports its progress to the slot's service. The answer is 204, or 409 with the
-// reason why the slot is parked.
-const (
-	ReadyPath      = "/kbnode/ready"      // the agent is about to start; only root may send this
-	RegisteredPath = "/kbnode/registered" // Buildkite accepted the agent
-)
-
-// Client returns a client of the service that listens on a socket. It asks for any host.
-func Client(socket string) *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
-}
-
-// Message returns the sentence of a service's answer.
-func Message(resp *http.Response) string {
-	var answer struct {
-		Message string `json:"message"`
-	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
-	if err != nil || json.Unmarshal(body, &answer) != nil || answer.Message == "" {
-		return "the slot's service says " + resp.Status
-	}
-	return strings.TrimPrefix(answer.Message, "kbnode: ")
 }

@@ -132,7 +132,7 @@ func (b *Bus) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {
 			continue
 		}
 		u := &units[i]
-		u.Load, u.Active, u.Sub = listed[at].LoadState, listed[at].ActiveState, listed[at].SubState
+		u.Load, u.Active, u.Sub, u.Pending = listed[at].LoadState, listed[at].ActiveState, listed[at].SubState, listed[at].JobType
 		if err := b.details(ctx, u); err != nil {
 			return nil, err
 		}
@@ -163,12 +163,18 @@ func (b *Bus) details(ctx context.Context, u *slot.Unit) error {
 	if usec, _ := get("Unit", "StateChangeTimestamp").(uint64); usec > 0 {
 		u.Since = time.UnixMicro(int64(usec)).UTC()
 	}
+	if u.Preparing() { // one program follows the other without a change of the state
+		pid, _ := get("Service", "ControlPID").(uint32)
+		u.ControlPID = int(pid)
+	}
 	if b.Memory.recall(u) {
 		return errors.Join(errs...)
 	}
 	switch {
 	case strings.HasSuffix(u.Name, ".slice"):
 		u.Cgroup, _ = get("Slice", "ControlGroup").(string)
+	case strings.HasSuffix(u.Name, ".socket"):
+		u.Result, _ = get("Socket", "Result").(string)
 	case strings.HasSuffix(u.Name, ".service"):
 		u.Cgroup, _ = get("Service", "ControlGroup").(string)
 		pid, _ := get("Service", "MainPID").(uint32)
@@ -220,80 +226,6 @@ func (b *Bus) Reload(ctx context.Context) error {
 	// A reload runs all generators, which is slow on a busy machine.
 	err := b.ask(ctx, JobTimeout, func(ctx context.Context, conn *sddbus.Conn) error { return conn.ReloadContext(ctx) })
 	return wrap(err, "reload systemd")
-}
-
-// Start implements Manager.
-func (b *Bus) Start(ctx context.Context, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, JobTimeout)
-	defer cancel()
-	return b.jobs(ctx, "start", (*sddbus.Conn).StartUnitContext, names)
-}
-
-// Restart implements Manager.
-func (b *Bus) Restart(ctx context.Context, names ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, JobTimeout)
-	defer cancel()
-	return b.jobs(ctx, "restart", (*sddbus.Conn).RestartUnitContext, names)
-}
-
-// Stop implements Manager. The caller bounds its time with ctx.
-func (b *Bus) Stop(ctx context.Context, names ...string) error {
-	return b.jobs(ctx, "stop", (*sddbus.Conn).StopUnitContext, names)
-}
-
-// jobs queues one job per unit and waits for all of them, so that slow units do not wait
-// for each other.
-func (b *Bus) jobs(ctx context.Context, verb string, queue func(*sddbus.Conn, context.Context, string, string, chan<- string) (int, error), names []string) error {
-	var errs []error
-	done := make([]chan string, len(names))
-	for i, name := range names {
-		done[i] = make(chan string, 1) // buffered: the connection must not wait for us
-		if _, err := queue(b.systemd(), ctx, name, "replace", done[i]); err != nil {
-			if !lost(err) || !b.reached(ctx, verb, name) {
-				errs = append(errs, &UnitError{name, verb, err})
-			}
-			done[i] = nil
-		}
-	}
-	for i, name := range names {
-		if done[i] == nil {
-			continue
-		}
-		select {
-		case result := <-done[i]:
-			if result != "done" && result != "skipped" {
-				errs = append(errs, &UnitError{name, verb, fmt.Errorf("job %s%s", result, b.why(ctx, name))})
-			}
-		case <-ctx.Done():
-			if !b.reached(ctx, verb, name) {
-				errs = append(errs, &UnitError{name, verb, ctx.Err()})
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// reached reports whether a unit is in the state that a job was to bring it to, if the
-// end of the job was not reported. It is false for a restart, which leaves no trace in
-// the state.
-func (b *Bus) reached(ctx context.Context, verb, name string) bool {
-	if errors.Is(ctx.Err(), context.Canceled) || verb == "restart" {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	units, err := b.Units(ctx, name)
-	want := map[string]string{"start": "active", "stop": "inactive"}[verb]
-	return err == nil && units[0].Active == want
-}
-
-// why returns how a service ended, to add to the result of its job.
-func (b *Bus) why(ctx context.Context, name string) string {
-	units, err := b.Units(ctx, name)
-	if err != nil || units[0].Result == "" || units[0].Result == "success" {
-		return ""
-	}
-	return fmt.Sprintf(" (%s, exit status %d); see journalctl -u %s", units[0].Result, units[0].ExitStatus, name)
 }
 
 // Drain implements Manager.

@@ -273,6 +273,60 @@ func TestJobs(t *testing.T) {
 	}
 }
 
+// TestPreparing checks that a start does not wait for a slot that is parked, or takes long to be cleared.
+func TestPreparing(t *testing.T) {
+	t.Parallel()
+	restart := func(ctx context.Context, b *Bus) error { return b.Restart(ctx, "a.service") }
+	for name, row := range map[string]struct {
+		sub   string
+		since func(now time.Time) time.Time
+		call  func(context.Context, *Bus) error
+		err   string
+	}{
+		"a parked slot":               {"start-pre", func(now time.Time) time.Time { return now }, start, ""},
+		"one that was parked already": {"start-pre", func(now time.Time) time.Time { return now.Add(-time.Hour) }, start, ""},
+		"a restart":                   {"start-pre", func(now time.Time) time.Time { return now.Add(time.Second / 4) }, restart, ""},
+		"a start that waited":         {"start-pre", func(now time.Time) time.Time { return now.Add(time.Second) }, start, ""},
+		"a restart that waits":        {"start-pre", func(now time.Time) time.Time { return now.Add(-time.Hour) }, restart, "deadline"},
+		"its own start takes long":    {"start", func(now time.Time) time.Time { return now }, start, "deadline"},
+		"a stop":                      {"start-pre", func(now time.Time) time.Time { return now }, stop, "deadline"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			began := time.Now()
+			since := uint64(row.since(began).UnixMicro())
+			units := unitsAnswer("activating")
+			f := &fakeBus{answer: func(member string, _ int, body []any) ([]any, string) {
+				reply, fault := units(member, body)
+				switch {
+				case member == "ListUnitsByNames":
+					rows, _ := reply[0].([]unitRow)
+					rows[0].Sub = row.sub
+				case member == "Get" && body[1] == "StateChangeTimestamp":
+					reply = []any{dbus.MakeVariant(since)}
+				case member == "Get" && body[1] == "ControlPID":
+					reply = []any{dbus.MakeVariant(uint32(9))}
+				}
+				return reply, fault
+			}}
+			b, err := connect(f.dial)
+			must.Do(t, err)
+			defer b.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
+			must.Err(t, row.call(ctx, b), row.err)
+			late := max(0, row.since(began).Sub(began))
+			if took := time.Since(began); row.err == "" && (took < late+prepareTime || took > late+prepareTime+time.Second) {
+				t.Errorf("it took %s", took)
+			}
+			got, err := b.Units(t.Context(), "a.service")
+			if err != nil || (got[0].ControlPID == 9) != (row.sub == "start-pre") {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+}
+
 func start(ctx context.Context, b *Bus) error { return b.Start(ctx, "a.service") }
 
 func stop(ctx context.Context, b *Bus) error { return b.Stop(ctx, "a.service") }

@@ -23,7 +23,8 @@ type Manager interface {
 	Loaded(ctx context.Context, patterns ...string) ([]string, error)
 	// Reload makes the manager read all unit files again.
 	Reload(ctx context.Context) error
-	// Start starts units at the same time and waits for all of them.
+	// Start starts units at the same time and waits for all of them, but not for programs of ExecStartPre= that take
+	// longer than moments, as those of a parked slot's agent.
 	Start(ctx context.Context, names ...string) error
 	// Restart is Start for units that may be running.
 	Restart(ctx context.Context, names ...string) error

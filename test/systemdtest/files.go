@@ -55,10 +55,26 @@ func setting(text, name string) string {
 	return values[len(values)-1]
 }
 
-// listen creates a socket where a guard does.
+// close removes the file of a socket that stops.
+func (s *Systemd) close(name string) error {
+	slot, ok := plan.OwnsUnit(name)
+	if !ok || slot < 0 || !s.Listen || name != plan.JobSocket(slot) {
+		return nil
+	}
+	err := os.Remove(filepath.Join(s.Root, plan.SocketPath(slot)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// listen creates what the unit of a slot's socket does.
 func (s *Systemd) listen(slot int) error {
 	socket := filepath.Join(s.Root, plan.SocketPath(slot))
 	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(filepath.Dir(socket), "agent"), 0o700); err != nil { // its ExecStartPost=
 		return err
 	}
 	return unix.Mknod(socket, unix.S_IFSOCK|0o660, 0)

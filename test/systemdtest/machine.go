@@ -149,6 +149,24 @@ func (s *Systemd) RunJob(slot int, id string) error {
 	return s.process(u, u.jobPID, "BUILDKITE_JOB_ID="+id+"\x00")
 }
 
+// Prepare takes a slot's agent back to where its slot is cleared, or is parked.
+func (s *Systemd) Prepare(slot int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u := s.units[plan.AgentUnit(slot)]; u != nil {
+		u.active, u.pre = "activating", true
+	}
+}
+
+// Clear takes a slot's agent to where it has ended, and its slot is cleared.
+func (s *Systemd) Clear(slot int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if u := s.units[plan.AgentUnit(slot)]; u != nil {
+		u.active, u.post = "deactivating", true
+	}
+}
+
 // FinishJob ends the job of a slot; an agent that was asked to stop stops.
 func (s *Systemd) FinishJob(slot int) error {
 	s.mu.Lock()

@@ -29,7 +29,7 @@ type Systemd struct {
 	// ReloadApplies makes a reload apply changed slice files to running slices, as
 	// systemd 252 does. systemd 257 applies none.
 	ReloadApplies bool
-	// Listen makes guards create a socket, in a directory that exists.
+	// Listen makes sockets create their file.
 	Listen bool
 	// Hook, if set, is called with each word before it takes effect.
 	Hook func(word string) error
@@ -51,6 +51,8 @@ type unit struct {
 	since  time.Time
 	pid    int
 	cgroup string
+	pre    bool // runs a program of ExecStartPre=, as pid
+	post   bool // runs one of ExecStopPost=
 	job    bool // runs a job
 	jobPID int
 }
@@ -121,6 +123,9 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error)
 	defer s.mu.Unlock()
 	out := make([]slot.Unit, len(names))
 	for i, name := range names {
+		if strings.Contains(name, "@.") {
+			return nil, fmt.Errorf("Unit name %s is missing the instance name", name) //nolint:staticcheck // systemd's words
+		}
 		text, onDisk := s.file(name)
 		state := slot.Unit{Name: name, Load: "not-found", Active: "inactive", Sub: "dead"}
 		if onDisk {
@@ -130,6 +135,12 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error)
 			state.Active, state.Since, state.Started, state.MainPID, state.Cgroup = u.active, u.since, u.since, u.pid, u.cgroup
 			state.NeedReload = u.text != text || s.outdated
 			state.Sub, state.Result = "running", "success"
+			if u.pre {
+				state.Sub, state.ControlPID, state.MainPID = "start-pre", u.pid, 0
+			}
+			if u.post {
+				state.Sub, state.MainPID = "stop-post", 0
+			}
 		}
 		out[i] = state
 	}
@@ -180,7 +191,7 @@ func (s *Systemd) Start(_ context.Context, names ...string) error {
 }
 
 func (s *Systemd) start(name string) error {
-	if u := s.units[name]; u != nil && u.active == "active" {
+	if u := s.units[name]; u != nil && (u.active == "active" || u.pre) {
 		return nil
 	}
 	text, ok := s.file(name)
@@ -205,18 +216,22 @@ func (s *Systemd) start(name string) error {
 		s.units[name] = u
 		return s.limit(u.cgroup, s.sliceSettings(name, text))
 	}
+	if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 && s.Listen && name == plan.JobSocket(slot) {
+		if err := s.listen(slot); err != nil {
+			return err
+		}
+		u.since = time.Now()
+	}
+	if strings.HasSuffix(name, ".socket") { // no process of its own
+		s.units[name] = u
+		return nil
+	}
 	slice := setting(text, "Slice")
 	if slice == "" {
 		slice = "system.slice"
 	}
 	if err := s.start(slice); err != nil {
 		return err
-	}
-	if slot, ok := plan.OwnsUnit(name); ok && slot >= 0 && s.Listen && name == plan.GuardUnit(slot) {
-		if err := s.listen(slot); err != nil {
-			return err
-		}
-		u.since = time.Now()
 	}
 	s.pid++
 	u.pid, u.cgroup = s.pid, s.units[slice].cgroup+"/"+name
@@ -284,9 +299,9 @@ func (s *Systemd) end(name string) error {
 	if u == nil {
 		return nil
 	}
-	if u.cgroup == "" { // failed
+	if u.cgroup == "" { // failed, or a socket
 		delete(s.units, name)
-		return nil
+		return s.close(name)
 	}
 	for _, other := range slices.Sorted(maps.Keys(s.units)) {
 		if v := s.units[other]; v != nil && strings.HasPrefix(v.cgroup, u.cgroup+"/") {

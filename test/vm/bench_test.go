@@ -34,8 +34,7 @@ done
 `
 
 // BenchmarkRest is a node at which nothing happens, with eight idle slots: what
-// the daemon with the probes that it starts, and the slots' services, cost in five minutes. One full pass
-// and ten looks fall into them. Then a limit is changed.
+// the daemon with the probes that it starts costs in five minutes. One full pass and ten looks fall into them. Then a limit is changed.
 func BenchmarkRest(b *testing.B) {
 	const rest = 5 * time.Minute
 	m := installed(b)
@@ -43,9 +42,7 @@ func BenchmarkRest(b *testing.B) {
 	factor := slowness(b, m)
 	const read = `daemon=$(systemctl show -P MainPID kbnode); echo $daemon
 		awk '$1 == "usage_usec" {print $2}' /sys/fs/cgroup/system.slice/kbnode.service/cpu.stat
-		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status
-		cat /sys/fs/cgroup/system.slice/kbnode-guard-gpu*/cpu.stat | awk '$1 == "usage_usec" {n += $2} END {print n}'
-		for k in {0..7}; do awk '$1 == "VmRSS:" {print $2}' /proc/$(systemctl show -P MainPID kbnode-guard-gpu$k)/status; done`
+		awk '$1 == "write_bytes:" {print $2}' /proc/$daemon/io; awk '$1 == "VmRSS:" {print $2}' /proc/$daemon/status`
 	for b.Loop() {
 		before := numbers(b, m.Sh(read))
 		time.Sleep(rest)
@@ -59,12 +56,6 @@ func BenchmarkRest(b *testing.B) {
 		b.ReportMetric(factor, "times-slower")
 		b.ReportMetric(after[2]-before[2], "B-written")
 		b.ReportMetric(after[3]/1024, "MiB-RSS")
-		b.ReportMetric((after[4]-before[4])/1e6/rest.Seconds()*100/factor, "%CPU-of-services")
-		memory := 0.0
-		for _, kib := range after[5:] {
-			memory += kib / 1024
-		}
-		b.ReportMetric(memory, "MiB-RSS-of-services")
 		drift := slices.Min(numbers(b, m.Sh(restores)))
 		b.ReportMetric(drift, "s-drift-emulated")
 		b.ReportMetric(drift/factor, "s-drift")
@@ -139,8 +130,8 @@ func startTimes(t testing.TB, m *vm.Machine, options string) (took []time.Durati
 	return took
 }
 
-// dockerTimes returns how long Docker takes by itself to a container's first instruction, in a slot whose service
-// has no job to clear.
+// dockerTimes returns how long Docker takes by itself to a container's first instruction, in a slot without a
+// job.
 func dockerTimes(t testing.TB, m *vm.Machine, network string) (took []time.Duration) {
 	t.Helper()
 	for range 5 {
@@ -154,25 +145,16 @@ func dockerTimes(t testing.TB, m *vm.Machine, network string) (took []time.Durat
 	return took
 }
 
-// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container:
-// when jobs ran on the host, now, and a container that Docker starts by itself.
+// BenchmarkStart is the time from the agent's start of a job to the first instruction of its container, and that of
+// a container that Docker starts by itself.
 func BenchmarkStart(b *testing.B) {
 	for b.Loop() {
-		m := vm.Fork(b)
-		m.Put("/root/token", 0o600, tokenLine+"\n")
-		installBefore(b, m, 1)
-		var before []time.Duration
-		for _, kind := range starts {
-			before = append(before, startTimes(b, m, kind.options)[2])
-		}
-		changeOver(m, "0")
+		m := installed(b)
 		factor := slowness(b, m)
-		for i, kind := range starts {
+		for _, kind := range starts {
 			now, docker := startTimes(b, m, kind.options)[2], dockerTimes(b, m, kind.network)[2]
-			b.ReportMetric(before[i].Seconds(), kind.name+"-s-before-emulated")
 			b.ReportMetric(now.Seconds(), kind.name+"-s-emulated")
 			b.ReportMetric(docker.Seconds(), kind.name+"-s-docker-emulated")
-			b.ReportMetric(float64(now)/float64(before[i]), kind.name+"-of-before")
 			b.ReportMetric((now-docker).Seconds()*1e3/factor, kind.name+"-ms-more-than-docker")
 		}
 		b.ReportMetric(factor, "times-slower")

@@ -48,8 +48,8 @@ func TestDaemon(t *testing.T) {
 		signaled := time.Now()
 		m.Wait("what systemd tells", "test $(cat "+memory2+") = "+planned)
 		t.Logf("mended %v after systemd's signal, emulated", time.Since(signaled).Round(100*time.Millisecond))
-		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/agent-startup; echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service; systemctl stop kbnode-guard-gpu4")
-		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/agent-startup && ! grep -q 'by hand' /etc/systemd/system/kbnode-guard-gpu1.service && systemctl is-active -q kbnode-guard-gpu4")
+		m.Sh("echo 1G >" + memory2 + "; rm /etc/buildkite-agent/hooks/agent-startup; echo '# by hand' >>/etc/systemd/system/kbnode-job-gpu1@.service; systemctl stop kbnode-job-gpu4.socket")
+		m.Wait("what nobody tells", "test $(cat "+memory2+") = "+planned+" && test -x /etc/buildkite-agent/hooks/agent-startup && ! grep -q 'by hand' /etc/systemd/system/kbnode-job-gpu1@.service && systemctl is-active -q kbnode-job-gpu4.socket")
 		allIdle(t, m)
 		if got := m.Sh("kbnode events --since 10m"); !strings.Contains(got, "set buildkite-gpu2.slice") || !strings.Contains(got, "create /etc/buildkite-agent/hooks/agent-startup") {
 			t.Errorf("events: %s", got)

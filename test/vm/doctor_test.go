@@ -33,8 +33,8 @@ type breakage struct {
 var breakages = []breakage{
 	{name: "an unknown key", breaks: "echo 'colour: red' >>/etc/kbnode/config.yaml", check: "config", fix: "sed -i /colour/d /etc/kbnode/config.yaml"},
 	{name: "half a file of bindings", breaks: "cp /var/lib/kbnode/slots.json /root/slots; echo '{\"slo' >/var/lib/kbnode/slots.json", check: "plan", fix: "cp /root/slots /var/lib/kbnode/slots.json"},
-	{name: "a unit edited by hand", breaks: "echo '# by hand' >>/etc/systemd/system/kbnode-guard-gpu1.service", check: "as-planned"},
-	{name: "a stopped guard", breaks: "systemctl stop kbnode-guard-gpu4", check: "agent-guard", also: []string{"as-planned"}},
+	{name: "a unit edited by hand", breaks: "echo '# by hand' >>/etc/systemd/system/kbnode-job-gpu1@.service", check: "as-planned"},
+	{name: "a stopped socket", breaks: "systemctl stop kbnode-job-gpu4.socket", check: "agent-socket", also: []string{"as-planned"}},
 	{name: "a stopped agent", breaks: "systemctl stop buildkite-agent-gpu2", check: "agent-running", also: []string{"as-planned"}},
 	{name: "memory.max by hand", breaks: "echo 1G >/sys/fs/cgroup/buildkite.slice/buildkite-gpu2.slice/memory.max", check: "slot-limits"},
 	{name: "cpuset.cpus by hand", breaks: "cat /sys/fs/cgroup/buildkite.slice/buildkite-gpu0.slice/cpuset.cpus >/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/cpuset.cpus", check: "slot-limits"},
@@ -182,7 +182,7 @@ func TestDoctor(t *testing.T) {
 	})
 
 	t.Run("fixes and packs", func(t *testing.T) {
-		m.Sh("rm /etc/buildkite-agent/hooks/agent-startup; systemctl stop kbnode-guard-gpu1")
+		m.Sh("rm /etc/buildkite-agent/hooks/agent-startup; systemctl stop kbnode-job-gpu1.socket")
 		if r := m.Try("kbnode doctor --fast --fix </dev/null"); r.Code != 2 || !strings.Contains(r.Stderr, "add --yes") {
 			t.Errorf("nobody agreed: %d, %s", r.Code, r.Stderr)
 		}

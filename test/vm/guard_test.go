@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
@@ -57,7 +58,7 @@ cp /bin/busybox /tmp/echo && /tmp/echo runs from tmp
 echo "{}" >result.json && echo checkout is writable
 echo HOME is $$HOME`, `, user: root, privileged: false`)).Stdout
 		for _, want := range []string{
-			"uid=" + m.Sh("id -u kbnode-gpu5") + " ", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
+			fmt.Sprintf("uid=%d ", plan.JobUID(5)), "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1",
 			"root is read-only", "runs from tmp", "checkout is writable", "HOME is /tmp",
 		} {
 			must.Contain(t, out, want)

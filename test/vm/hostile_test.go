@@ -118,9 +118,6 @@ func TestHostileBuilds(t *testing.T) {
 	t.Run("slots", func(t *testing.T) {
 		for slot := range 8 {
 			idle(t, m, slot)
-			if got := m.Sh(fmt.Sprintf("systemctl show -P NRestarts kbnode-guard-gpu%d", slot)); got != "0" {
-				t.Errorf("the service of slot %d restarted %s times", slot, got)
-			}
 		}
 		must.Equal(t, "", m.Sh("systemctl list-units --failed --plain --no-legend 'kbnode*' 'buildkite*' 'docker*'"))
 		m.Sh("bkstub wait-agents --count 8 --timeout 3m")

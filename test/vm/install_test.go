@@ -123,7 +123,7 @@ func status(t *testing.T, m *vm.Machine) (st struct {
 // files of units and agents, by time, and how often systemd has loaded units.
 const writes = `find /etc/systemd/system /etc/buildkite-agent /etc/kbnode /var/lib/kbnode /usr/local/libexec/kbnode -printf '%p %T@ %m %u\n' | sort
 	journalctl -b -o cat _PID=1 | grep -c Reloading || true
-	systemctl show -p MainPID,ActiveEnterTimestamp 'buildkite-agent-gpu*' 'kbnode-guard-gpu*'`
+	systemctl show -p MainPID,ActiveEnterTimestamp 'buildkite-agent-gpu*' 'kbnode-job-gpu*.socket'`
 
 // TestInstall holds install to changing nothing where the machine is not fit, kills it at random moments, and at
 // last ends a job with the node.
@@ -163,7 +163,7 @@ func TestInstall(t *testing.T) {
 		case <-t.Context().Done():
 		case <-time.After(pause):
 		}
-		m.Try("pkill -9 -x kbnode -f install") // the guards and agents that run already stay
+		m.Try("pkill -9 -x kbnode -f install") // the agents that run already stay
 		p.Signal(syscall.SIGKILL)
 		p.Wait()
 	}

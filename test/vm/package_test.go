@@ -22,8 +22,8 @@ const packageState = `{ ` + machineState + `
 	dpkg-query -W -f '${binary:Package} ${db:Status-Abbrev}\n'
 	} | grep -Ev '^/var/lib/(apt(/[^ ]*)?|dpkg/(status|available|diversions|statoverride)(-old)?|dpkg/lock.*|dpkg/triggers/.*|dpkg/updates.*) '`
 
-// guardsNow counts the guards that run what lies at /usr/bin/kbnode now.
-const guardsNow = `for k in 0 1 2 3 4 5 6 7; do readlink /proc/$(systemctl show -P MainPID kbnode-guard-gpu$k)/exe; done | grep -cx /usr/bin/kbnode || true`
+// jobsProgram is the program that runs the job of slot 5.
+const jobsProgram = `readlink /proc/$(systemctl show -P MainPID 'kbnode-job-gpu5@*.service')/exe`
 
 const (
 	aptInstall = "DEBIAN_FRONTEND=noninteractive apt-get install -y /root/%s.deb"
@@ -95,16 +95,20 @@ func upgradePackage(t *testing.T, m *vm.Machine) {
 	// dpkg wants a package that it may have half unpacked installed again, which apt does not do by itself.
 	m.Sh("dpkg -i /root/new.deb; " + fmt.Sprintf(isPackage, "installed") + "; kbnode version | grep scenario.2")
 
-	m.Wait("the idle slots", "test $("+guardsNow+") = 7")
 	m.Wait("the daemon", "readlink /proc/$(systemctl show -P MainPID kbnode)/exe | grep -qx /usr/bin/kbnode")
 
 	if r := m.Try("DEBIAN_FRONTEND=noninteractive apt-get remove -y kbnode"); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, "Type sudo kbnode uninstall first") {
 		t.Errorf("the removal from a node: exit %d, %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	m.Sh(fmt.Sprintf(isPackage, "installed") + "; test -x /usr/bin/kbnode; systemctl is-active kbnode")
+	if got := m.Sh(jobsProgram); !strings.HasSuffix(got, " (deleted)") {
+		t.Errorf("the job that runs has changed to %s", got)
+	}
 	job.end(t, false)
-	m.Wait("the busy slot", "test $("+guardsNow+") = 8")
 	allIdle(t, m, 5)
+	next := hold(m, "b200", 5, "/dev/nvidia5", ", gpus: all")
+	must.Equal(t, "/usr/bin/kbnode", m.Sh(jobsProgram))
+	next.end(t, false)
 	m.Sh("bkstub submit --queue b200 --wait")
 }
 

@@ -40,7 +40,7 @@ func hold(m *vm.Machine, queue string, slot int, node, option string) *holder {
 	m.Put(file, 0o600, fmt.Sprintf(holding, queue, slot, node, option))
 	h := &holder{m: m, job: m.Start("bash", "-c", "bkstub submit --queue "+queue+" --steps "+file+" --wait")}
 	m.Wait("the job's container", "docker ps -q | grep -q .")
-	h.probe = fmt.Sprintf("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu%d kbnode-guard-gpu%[1]d", slot)
+	h.probe = fmt.Sprintf("docker ps -q; systemctl show -P MainPID buildkite-agent-gpu%d 'kbnode-job-gpu%[1]d@*.service'", slot)
 	h.is = m.Sh(h.probe)
 	return h
 }

@@ -150,7 +150,7 @@ func TestScreens(t *testing.T) {
 	screen(t, m, "queue", "kbnode queue b200")
 	screen(t, m, "events", "sudo kbnode events")
 
-	m.Sh("systemctl stop kbnode; chmod 644 /etc/buildkite-agent/token; usermod -aG docker kbnode-gpu1; rm /etc/buildkite-agent/hooks/agent-startup; sed -i 's/^Restart=.*/Restart=no/' /etc/systemd/system/kbnode-guard-gpu1.service")
+	m.Sh("systemctl stop kbnode; chmod 644 /etc/buildkite-agent/token; usermod -aG docker kbnode-gpu1; rm /etc/buildkite-agent/hooks/agent-startup; sed -i 's/^TasksMax=.*/TasksMax=1/' /etc/systemd/system/kbnode-job-gpu1@.service")
 	screen(t, m, "plan", "sudo kbnode plan")
 	screen(t, m, "doctor", "sudo kbnode doctor --fast")
 }

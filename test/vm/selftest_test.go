@@ -116,12 +116,12 @@ done`
 		}
 		wantOutput("kept from")
 		m.InstallPackages("apparmor")
-		m.Sh("systemctl restart docker; systemctl restart kbnode-guard-gpu2")
+		m.Sh("systemctl restart docker")
 		m.Sh(used)
 		wantOutput("(enforce)")
 		profile := m.Sh("grep -o '^kbnode-job-[0-9a-f]*' /sys/kernel/security/apparmor/profiles")
 		m.Sh("printf " + profile + " >/sys/kernel/security/apparmor/.remove")
-		wantOutput(profile + " (enforce)") // the guard has loaded it again
+		wantOutput(profile + " (enforce)") // the job's process has loaded it again
 		clean(t, m, "--slot 2", 1)
 	})
 
@@ -140,22 +140,21 @@ done`
 	// The daemon would fix what follows.
 	m.Sh("mkdir -p /run/systemd/system/kbnode.service.d; printf '[Service]\nType=simple\nWatchdogSec=0\nExecStart=\nExecStart=/bin/sleep infinity\n' >/run/systemd/system/kbnode.service.d/off.conf; systemctl daemon-reload; systemctl restart kbnode")
 	m.Sh("kbnode reconcile")
-	const guardUp = "systemctl restart kbnode-guard-gpu1; " // which is up when it has said so
 	edit := func(expr string) string {
-		return "f=/etc/kbnode/slots/gpu1.json; jq '" + expr + "' $f >/root/edited && cat /root/edited >$f; " + guardUp
+		return "f=/etc/kbnode/slots/gpu1.json; jq '" + expr + "' $f >/root/edited && cat /root/edited >$f"
 	}
-	reconcile := "kbnode reconcile; " + guardUp
+	const reconcile = "kbnode reconcile"
 	takeAway(t, m, 1, []taken{
 		{"CPUs", "systemctl set-property --runtime buildkite-gpu1.slice AllowedCPUs=0-19", "", []string{"cpuset.cpus.effective"}},
 		{"the policy's GPU", edit(`.cdi_devices = ["nvidia.com/gpu=all"]`), reconcile, []string{"nodes of other devices"}},
-		{"the guard", "systemctl stop kbnode-guard-gpu1; touch /run/kbnode/gpu1/docker.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/docker.sock",
-			"umount /run/kbnode/gpu1/docker.sock; rm -f /run/kbnode/gpu1/docker.sock; " + reconcile, []string{"a container that tries to escape: "}},
+		{"the socket", "systemctl stop kbnode-job-gpu1.socket; touch /run/kbnode/gpu1/job.sock; mount --bind /run/docker.sock /run/kbnode/gpu1/job.sock",
+			"umount /run/kbnode/gpu1/job.sock; rm -f /run/kbnode/gpu1/job.sock; " + reconcile, []string{"a container that tries to escape: "}},
 		{"Docker's seccomp", `jq '."seccomp-profile"="unconfined"' /etc/docker/daemon.json >/root/daemon.json; cp /etc/docker/daemon.json /root/daemon.old; cp /root/daemon.json /etc/docker/daemon.json; systemctl restart docker`,
 			"cp /root/daemon.old /etc/docker/daemon.json; systemctl restart docker", []string{"system calls filtered: saw Seccomp 0"}},
 	})
 
 	m.Sh(`printf 'job:\n  profile: strict\n  allowed_images: ["^busybox:test$"]\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
-	m.Sh("bkstub wait-agents --count 8 --timeout 3m; " + guardUp)
+	m.Sh("bkstub wait-agents --count 8 --timeout 3m")
 	takeAway(t, m, 1, []taken{
 		{"the strict profile", edit(`.profile = "compatible"`), reconcile, []string{"writing to the root: saw ok"}},
 		{"no network", edit(`.network = "bridge"`), reconcile, []string{"a network: "}},

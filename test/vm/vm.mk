@@ -6,7 +6,7 @@ VM_NVML     := build/libnvidia-ml.so.1
 
 VM_ENV = AGENT=$(abspath $(AGENT)) OLD_AGENT=$(abspath $(OLD_AGENT)) KBNODE_BIN=$(abspath $(BIN)) BKSTUB_BIN=$(abspath $(BKSTUB)) \
 	NVML_LIB=$(abspath $(VM_NVML)) KBNODE_VM_LOGS=$(abspath build/vm-logs) \
-	KBNODE_DEBS=$(abspath build/debs) KBNODE_BEFORE=$(abspath build/before/kbnode) KBNODE_SCREENS=$(abspath build/screens)
+	KBNODE_DEBS=$(abspath build/debs) KBNODE_SCREENS=$(abspath build/screens)
 
 $(VM_NVML): $(wildcard test/nvml/*) go.mod | deps-$(HOST_ARCH)
 	@mkdir -p $(@D)
@@ -41,18 +41,9 @@ selects = $(if $(RUN),$(strip $(foreach word,$(1),$(findstring $(word),$(RUN))))
 .PHONY: test-scenarios
 test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machine, in about six hours; RUN=regex selects some
 	$(if $(call selects,Package Tutorial CloudInit),$(MAKE) debs)
-	$(if $(call selects,ChangeOver),$(MAKE) build/before/kbnode)
 	$(if $(call selects,Ansible),$(MAKE) ansible-lint)
 	$(if $(call selects,Ansible),$(call need,ansible-playbook,ansible-core))
 	$(VM_TEST) scenarios ./test/vm -tags vm -count=1 -timeout 600m -parallel $(VM_PARALLEL) -run '$(or $(RUN),.)'
-
-# The last kbnode whose agents ran jobs on the host, for TestChangeOver and BenchmarkStart.
-BEFORE := 8c4d57a
-build/before/kbnode:
-	rm -rf $(@D); mkdir -p $(@D)/source
-	git archive $(BEFORE) | tar -x -C $(@D)/source
-	$(MAKE) -C $(@D)/source build VERSION=0.0.1-before COMMIT=$(BEFORE)
-	cp $(@D)/source/build/kbnode-linux-$(HOST_ARCH) $@
 
 .PHONY: stale
 stale: ## list the scenarios whose files have changed since they were last green
@@ -71,7 +62,7 @@ ansible-lint: ## lint the Ansible role and its example with the strictest profil
 	cd packaging/ansible && ansible-lint --offline --profile production site.yml roles/kbnode
 
 .PHONY: bench-vm
-bench-vm: vm-ready build/before/kbnode ## measure a job's start, as it was before and now, and a node at rest, in the virtual machine
+bench-vm: vm-ready ## measure a job's start and a node at rest, in the virtual machine
 	$(VM_ENV) go test -tags vm -run '^$$' -bench '$(or $(RUN),.)' -benchtime 1x -timeout 30m ./test/vm
 
 .PHONY: vm-image

@@ -184,7 +184,7 @@ func TestStreamDies(t *testing.T) {
 
 func ignore(_ *os.ProcessState, err error) error { return err }
 
-// systemd tells the guard to stop, and its sampler with it; the job continues.
+// Someone tells a job's process to stop, and its sampler with it; the samples go on until the job has ended.
 func TestStreamIgnoresStop(t *testing.T) {
 	t.Parallel()
 	opts := needRig(t).options(t, "driver", "")

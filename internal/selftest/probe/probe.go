@@ -270,7 +270,7 @@ func connectUnix(path string) error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	// A guard accepts every connection, and closes those of other users at once.
+	// systemd accepts every connection, and closes those that are too many at once.
 	_ = conn.SetDeadline(time.Now().Add(connectTime))
 	if _, err := io.WriteString(conn, "GET /_ping HTTP/1.0\r\n\r\n"); err != nil {
 		return unix.ECONNRESET

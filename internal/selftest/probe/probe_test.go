@@ -66,7 +66,7 @@ func TestRun(t *testing.T) {
 	l, err := net.Listen("unix", sock)
 	must.Do(t, err)
 	t.Cleanup(func() { _ = l.Close() })
-	go func() { // the guard, for another user
+	go func() { // as systemd, if there are too many
 		for {
 			conn, err := l.Accept()
 			if err != nil {
