@@ -137,10 +137,8 @@ func TestInterrupted(t *testing.T) {
 			t.Errorf("after %s: %s", before, r.Stderr)
 		}
 		m.Sh("bkstub artifact " + build + " out.json")
-		for _, unit := range []string{"kbnode-guard-gpu3", "kbnode"} {
-			if got := m.Sh("systemctl show -P NRestarts " + unit); got != "0" {
-				t.Errorf("%s restarted %s times", unit, got)
-			}
+		if got := m.Sh("systemctl show -P NRestarts kbnode"); got != "0" {
+			t.Errorf("the daemon restarted %s times", got)
 		}
 		idle(t, m, 3)
 	})
@@ -169,20 +167,86 @@ func TestInterrupted(t *testing.T) {
 		idle(t, m, 4)
 	})
 
-	t.Run("the service is killed again and again", func(t *testing.T) {
+	t.Run("the job's process is killed", func(t *testing.T) {
 		build := submitted(m, 6, counted)
-		for range 3 {
-			m.Sh("systemctl kill -s KILL kbnode-guard-gpu6")
-			m.Wait("the next service", "kbnode status --json | jq -e '.slots[6].job'")
-			counting(m, build)
+		m.Sh("systemctl kill -s KILL 'kbnode-job-gpu6@*.service'")
+		p.wait(t, build, "failed")
+		if tries := p.tries(t, build); tries[0].ExitStatus == nil || *tries[0].ExitStatus != 255 {
+			t.Errorf("%+v", tries)
 		}
+		m.Wait("the container to go", "! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu6.slice/docker-*")
+		idle(t, m, 6)
+		must.Equal(t, "", m.Sh("systemctl list-units --failed --plain --no-legend 'kbnode*' 'buildkite*'"))
+	})
+
+	t.Run("the job's process is killed, and no agent follows", func(t *testing.T) {
+		submitted(m, 5, counted)
+		m.Sh("kbnode drain gpu5; systemctl kill -s KILL 'kbnode-job-gpu5@*.service'")
+		m.Wait("the slot to be drained", `kbnode status --json | jq -e '.slots[5].agent == "drained"'`)
+		m.Sh("! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu5.slice/docker-*; kbnode resume gpu5")
+		idle(t, m, 5)
+	})
+
+	t.Run("the job's process is asked to end, as before a reboot", func(t *testing.T) {
+		build := submitted(m, 4, counted)
+		m.Sh("systemctl kill -s TERM 'kbnode-job-gpu4@*.service'")
+		counting(m, build)
+		released(m, 4, build)
+		whole(t, p.wait(t, build, "passed").Log)
+	})
+
+	for process, match := range map[string]string{
+		"the job's process": "-f '^[^ ]*kbnode run-job --slot %d$'",
+		"kbnode bootstrap":  "-u kbnode-gpu%d -f '^[^ ]*kbnode bootstrap'",
+		"the agent":         "-u kbnode-gpu%d -x buildkite-agent",
+		"kbnode clear":      "-f '^[^ ]*kbnode clear --slot %d'",
+	} {
+		t.Run(process+" is killed at any moment", func(t *testing.T) { killed(t, m, match) })
+	}
+
+	t.Run("kbnode is upgraded", func(t *testing.T) {
+		program := "readlink /proc/$(systemctl show -P MainPID 'kbnode-job-gpu6@*.service')/exe"
+		build := submitted(m, 6, counted)
+		m.Sh("cp /usr/local/bin/kbnode /usr/local/bin/kbnode.new; mv /usr/local/bin/kbnode.new /usr/local/bin/kbnode; systemctl daemon-reload; kbnode reconcile")
+		counting(m, build)
+		must.Equal(t, "/usr/local/bin/kbnode (deleted)", m.Sh(program))
 		released(m, 6, build)
-		r := p.wait(t, build, "passed")
-		whole(t, r.Log)
+		whole(t, p.wait(t, build, "passed").Log)
+		build = submitted(m, 6, counted)
+		must.Equal(t, "/usr/local/bin/kbnode", m.Sh(program))
+		released(m, 6, build)
+		p.wait(t, build, "passed")
 		idle(t, m, 6)
 	})
 
 	t.Run("the engine is killed, and containers end while the next one restores them", func(t *testing.T) { endedInRestore(t, p) })
+}
+
+// killed ends a process of each slot with SIGKILL, each at another moment of the slot's job, or of its agent's next start, and
+// looks whether a slot ever has two containers.
+func killed(t *testing.T, m *vm.Machine, match string) {
+	t.Helper()
+	script := `rm -f /root/done; : >/root/two
+while ! [ -e /root/done ]; do
+	for of in /sys/fs/cgroup/buildkite.slice/buildkite-gpu?.slice; do
+		n=0; for c in $of/docker-*; do ! grep -q . $c/cgroup.procs 2>/dev/null || n=$((n + 1)); done
+		[ $n -le 1 ] || echo $of $n >>/root/two
+	done
+	sleep 0.3
+done &
+watch=$! jobs=
+`
+	for slot := range 8 {
+		file := fmt.Sprintf("/root/kill-%d.yml", slot)
+		m.Put(file, 0o600, step(slot, "busybox:test", "echo ran; sleep 30", "")+"    artifact_paths: [out.json]\n")
+		script += fmt.Sprintf("build=$(bkstub submit --queue b200 --steps %s)\n(sleep %d; for i in $(seq 600); do ! pkill -KILL %s || break; sleep 0.1; done; bkstub cancel $build || true; bkstub wait --timeout 1m $build >&2 || true) & jobs=\"$jobs $!\"\n", file, 2*slot, fmt.Sprintf(match, slot))
+	}
+	m.Sh(script + `wait $jobs; touch /root/done; wait $watch`)
+	must.Equal(t, "", m.Sh("cat /root/two"))
+	for slot := range 8 {
+		m.Wait("the container to go", fmt.Sprintf("! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu%d.slice/docker-*", slot))
+		idle(t, m, slot)
+	}
 }
 
 // slowIptables makes the next engines call an iptables that waits while /root/slow/on is there. They call it
