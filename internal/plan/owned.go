@@ -20,7 +20,8 @@ var Owned = []string{
 	UnitDir + "/buildkite-agent-gpu[0-9]*.service",
 	UnitDir + "/kbnode-job-gpu[0-9]*.socket",
 	UnitDir + "/kbnode-job-gpu[0-9]*@.service",
-	UnitDir + "/kbnode-guard-gpu[0-9]*.service", // of earlier versions
+	UnitDir + `/system-kbnode\x2djob\x2dgpu[0-9]*.slice`, // JobSlice
+	UnitDir + "/kbnode-guard-gpu[0-9]*.service",          // of earlier versions
 	UnitDir + "/" + NodeService,
 	UnitDir + "/" + NodeTimer,
 	UnitDir + "/kbnode-image.service",

@@ -60,6 +60,12 @@ func JobService(k int) string { return "kbnode-job-" + SlotName(k) + "@.service"
 // JobSlice is where systemd puts the processes of JobService: an instance's own slice, with its name escaped.
 func JobSlice(k int) string { return `system-kbnode\x2djob\x2d` + SlotName(k) + ".slice" }
 
+// IsJobSlice reports whether a name is of a JobSlice, which has no file and no limits.
+func IsJobSlice(unit string) (slot int, ok bool) {
+	slot, ok = OwnsUnit(unit)
+	return slot, ok && slot >= 0 && unit == JobSlice(slot)
+}
+
 // UserName is the user of the slot's agent.
 func UserName(k int) string { return "kbnode-" + SlotName(k) }
 

@@ -81,6 +81,28 @@ func TestJobsTemplate(t *testing.T) {
 	m.ends(0, p)
 }
 
+// TestSliceOfJobs has systemd make a slice for the processes of a slot's jobs. It stays when they have ended, and goes
+// with the slot.
+func TestSliceOfJobs(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 2)
+	m.run(1)
+	m.settled(slots(2).plan(t))
+	one := slots(1).plan(t)
+	_, words := m.apply(one)
+	equal(t, "words beside a job", []string{"drain agent-gpu1"}, words)
+	m.finish(1)
+	_, words = m.apply(one)
+	equal(t, "its slice is stopped", true, slices.Contains(words, "stop "+plan.JobSlice(1)))
+	m.settled(one)
+	m.run(0)
+	m.finish(0)
+	m.uninstall()
+	left, err := m.sd.Loaded(t.Context(), "system-*")
+	must.Do(t, err)
+	equal(t, "slices after uninstall", nil, left)
+}
+
 func TestContainerMakesASlotBusy(t *testing.T) {
 	t.Parallel()
 	m := installed(t, 1)

@@ -135,6 +135,10 @@ func (d *differ) retires(name string) bool {
 	if name == plan.InstallService {
 		return d.s.Units[name].Enabled
 	}
+	if slot, ok := plan.IsJobSlice(name); ok {
+		_, planned := d.wantSlices[plan.SliceName(slot)]
+		return !planned
+	}
 	if g := d.s.Units[name].Generation; g != "" && g != unknown {
 		return true // kbnode started it, whatever has become of its file
 	}

@@ -23,7 +23,7 @@ const unknown = "unknown"
 // unitPatterns are the names of plan.Owned's units as patterns of fnmatch(3).
 var unitPatterns = []string{
 	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
-	"kbnode-job-gpu*.socket", "kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
+	"kbnode-job-gpu*.socket", "system-kbnode*job*gpu*.slice", "kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
 }
 
 // units asks systemd about planned units and about all units with kbnode's names.
@@ -79,7 +79,7 @@ func (o *observer) units(ctx context.Context) error {
 		}
 		u.Enabled = enabled[u.Name]
 		o.s.Units[u.Name] = u
-		if strings.HasSuffix(u.Name, ".slice") {
+		if _, jobs := plan.IsJobSlice(u.Name); !jobs && strings.HasSuffix(u.Name, ".slice") {
 			got, err := o.h.readSlice(u.Name, u.Cgroup)
 			if err != nil { // setting it again says more, for its slot
 				o.s.Warnings = append(o.s.Warnings, err.Error())

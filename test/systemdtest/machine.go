@@ -144,6 +144,9 @@ func (s *Systemd) RunJob(slot int, id string) error {
 	if u == nil {
 		return fmt.Errorf("agent of slot %d does not run", slot)
 	}
+	if slice := plan.JobSlice(slot); s.units[plan.JobSocket(slot)] != nil && s.units[slice] == nil { // of the instance that the job's request started
+		s.units[slice] = &unit{active: "active", cgroup: "/system.slice/" + slice, implicit: true}
+	}
 	s.pid++
 	u.job, u.jobPID = true, s.pid
 	return s.process(u, u.jobPID, "BUILDKITE_JOB_ID="+id+"\x00")

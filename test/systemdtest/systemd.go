@@ -55,6 +55,8 @@ type unit struct {
 	post   bool // runs one of ExecStopPost=
 	job    bool // runs a job
 	jobPID int
+	// implicit: it has no file. Systemd made it for the instances of a template.
+	implicit bool
 }
 
 // New makes a tree with CPUs (in list format) and memory nodes, and a systemd
@@ -135,6 +137,9 @@ func (s *Systemd) Units(_ context.Context, names ...string) ([]slot.Unit, error)
 			state.Active, state.Since, state.Started, state.MainPID, state.Cgroup = u.active, u.since, u.since, u.pid, u.cgroup
 			state.NeedReload = u.text != text || s.outdated
 			state.Sub, state.Result = "running", "success"
+			if u.implicit {
+				state.Load = "loaded"
+			}
 			if u.pre {
 				state.Sub, state.ControlPID, state.MainPID = "start-pre", u.pid, 0
 			}
