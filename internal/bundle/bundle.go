@@ -50,7 +50,7 @@ func parts(m *doctor.Machine) []Part {
 		Value("changes.json", func() any { return m.Changes }),
 	}
 	for _, name := range []string{
-		plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, "/var/lib/kbnode/health.json", "/var/lib/kbnode/events.jsonl",
+		plan.ConfigPath, plan.BindingsPath, plan.LastPath, plan.DrainsPath, plan.AgentsPath, "/var/lib/kbnode/health.json", "/var/lib/kbnode/events.jsonl",
 		"/etc/docker/daemon.json", "/etc/os-release", "/proc/cmdline", "/proc/meminfo", "/proc/mounts", "/proc/modules",
 	} {
 		all = append(all, Part{"files" + name, func(context.Context) ([]byte, error) {

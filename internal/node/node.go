@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/config"
@@ -44,7 +45,7 @@ type Node struct {
 	Drains    []plan.Drain      // as stored
 	Agent     plan.AgentRelease // as stored
 	Plan      *plan.Plan
-	Notes     []string // about old spellings
+	Notes     []string // about old spellings and files that cannot be read
 
 	written config.Config // without defaults
 	old     bool          // the configuration file has old spellings
@@ -117,11 +118,20 @@ func (n *Node) stored(path, what string, parse func([]byte) error) error {
 	return nil
 }
 
-// bindings returns the stored bindings of slots, empty on a new machine.
-func (n *Node) bindings() (all *plan.Bindings, err error) {
-	all = &plan.Bindings{}
+// bindings returns the stored bindings of slots, empty on a new machine, and the last inventory. Without that one a
+// node can be planned if all can be read, so a note says what is wrong with it, and the next change writes it again.
+func (n *Node) bindings() (*plan.Bindings, error) {
+	all, last := &plan.Bindings{}, (*inventory.Inventory)(nil)
+	err := n.stored(plan.LastPath, "the last inventory", func(text []byte) (err error) { last, err = plan.ParseLast(text); return err })
+	if note := fmt.Sprint(err); err != nil && !slices.Contains(n.Notes, note) {
+		n.Notes = append(n.Notes, note)
+	}
 	err = n.stored(plan.BindingsPath, "slot bindings", func(text []byte) (err error) { all, err = plan.ParseBindings(text); return err })
-	return all, err
+	if err != nil {
+		return nil, err
+	}
+	all.Last = last
+	return all, nil
 }
 
 // missing returns what keeps the machine from being a node. What cannot be read now counts as it

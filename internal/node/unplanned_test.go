@@ -131,6 +131,37 @@ func TestUnplanned(t *testing.T) {
 	}
 }
 
+// TestBrokenLast breaks the last inventory: a node that can be read is planned without it, says so once, and the next
+// change writes it again. One that cannot be read is not planned.
+func TestBrokenLast(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "makes users")
+	n, host := installed(t)
+	good := must.Read(t, filepath.Join(n.Root, plan.LastPath))
+	unplanned := func() error { return (&Node{Root: n.Root}).Refresh(t.Context()) }
+	memory := filepath.Join(n.Root, "proc/meminfo")
+	must.Do(t, os.Rename(memory, memory+".aside"))
+	must.Do(t, os.Symlink("meminfo", memory)) // to itself
+	must.Do(t, unplanned())
+	must.Write(t, n.Root, plan.LastPath, "{")
+	must.Err(t, unplanned(), "could not be read")
+	must.Do(t, errors.Join(os.Remove(memory), os.Rename(memory+".aside", memory)))
+
+	must.Do(t, n.Refresh(t.Context()))
+	must.Do(t, n.MakePlan())
+	if got := strings.Join(n.Plan.Warnings, "\n"); strings.Count(got, plan.LastPath) != 1 {
+		t.Errorf("warned %q", got)
+	}
+	_, changes, err := n.Compare(t.Context(), host)
+	must.Do(t, err)
+	if len(changes) != 1 || changes[0].Subject != plan.LastPath {
+		t.Errorf("changes %+v", changes)
+	}
+	_, err = Converge(t.Context(), host, n.Plan)
+	must.Do(t, err)
+	must.Equal(t, good, must.Read(t, filepath.Join(n.Root, plan.LastPath)))
+}
+
 // tree returns the files below /etc, and their texts.
 func tree(t *testing.T, root string) (all []string) {
 	t.Helper()

@@ -16,8 +16,11 @@ import (
 type Bindings struct {
 	WrittenBy string    `json:"written_by"`
 	Schema    int       `json:"schema"`
-	Slots     []Binding `json:"slots"`          // by slot
-	Node      *LastNode `json:"node,omitempty"` // nil in a file of an older kbnode
+	Slots     []Binding `json:"slots"` // by slot
+	// Chosen is what the configuration said of which GPUs become which slots; nil if it said nothing.
+	Chosen *Selection `json:"chosen,omitempty"`
+	// Last is the content of LastPath, for what cannot be read now; nil if there is none.
+	Last *inventory.Inventory `json:"-"`
 }
 
 // Binding is what a slot keeps.
@@ -25,7 +28,6 @@ type Binding struct {
 	Slot   int      `json:"slot"`
 	Member          // the first; Vendor is "" if the slot has no GPU
 	Others []Member `json:"others,omitempty"`
-	Last   *Last    `json:"last,omitempty"` // nil in a file of an older kbnode
 }
 
 // Members returns all GPUs of the slot, or parts of GPUs.
@@ -40,7 +42,6 @@ func (b Binding) Members() []Member {
 type assignment struct {
 	Slot
 	members []Member // the GPUs as they are now
-	last    *Last    // nil for a new slot
 }
 
 func newAssignment(k int, members []Member) assignment {
@@ -64,7 +65,6 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape, 
 		slots := make([]assignment, cfg.Slots)
 		for k := range slots {
 			slots[k] = newAssignment(k, nil)
-			slots[k].last = lastOf(bindings, k)
 		}
 		return slots, nil, nil
 	}
@@ -109,23 +109,12 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape, 
 			m.describe(), cfg.GPUsPerSlot, BindingsPath))
 	}
 	slots := number(groups, pool, bindings)
-	for i := range slots {
-		slots[i].last = lastOf(bindings, slots[i].Index)
-		if slots[i].Parked != "" {
-			warnings = append(warnings, slots[i].ParkedWarning())
+	for _, s := range slots {
+		if s.Parked != "" {
+			warnings = append(warnings, s.ParkedWarning())
 		}
 	}
 	return slots, warnings, nil
-}
-
-// lastOf returns what a slot was last planned with; nil if it has no binding.
-func lastOf(bindings []Binding, slot int) *Last {
-	for _, b := range bindings {
-		if b.Slot == slot {
-			return b.Last
-		}
-	}
-	return nil
 }
 
 // choose returns the members that the operator wants. An index is a GPU's number,

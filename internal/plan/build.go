@@ -16,157 +16,184 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
+// builder is a plan in the making.
+type builder struct {
+	Input
+	*Plan
+	cfg    config.Config
+	inv    *inventory.Inventory // as read, or else as last planned
+	last   *inventory.Inventory // nil on a new machine
+	memory inventory.Memory     // with which the machine was split
+	slots  []assignment
+	parts  split.Result
+}
+
+func (b *builder) warn(format string, args ...any) {
+	b.Warnings = append(b.Warnings, fmt.Sprintf(format, args...))
+}
+
 // Build computes what should be true of a machine. An error is a refusal that
 // says what to change.
 func Build(in Input) (*Plan, error) {
-	read, cfg, bindings := in.Inventory, *in.Config, cmp.Or(in.Bindings, &Bindings{})
-	inv, err := Recall(read, bindings)
-	if err != nil {
-		return nil, err
-	}
-	in.Inventory = inv
-	if why := unlisted(inv); why != "" && len(bindings.Slots) == 0 && !cfg.GPUs.None {
-		return nil, fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", why)
-	}
-	selection := selectionOf(cfg)
-	settled := !in.Reshape && selection != nil && bindings.Node != nil && reflect.DeepEqual(bindings.Node.Chosen, selection)
-	slots, warnings, err := bind(inv.GPUs, cfg, bindings.Slots, in.Reshape, settled)
-	if err != nil {
-		return nil, err
-	}
-	node := cmp.Or(cfg.Node, inv.Hostname, "node")
-	if cfg.Node == "" && inv.Hostname == "" && slices.Contains(inv.Unread, inventory.SubjectHost) {
-		return nil, fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", inv.WhyUnread(inventory.SubjectHost))
-	}
-	parts, err := chooseSplit(inv, cfg, slots, bindings)
-	if err != nil && !in.Reshape && len(cfg.GPUs.List) == 0 && cfg.GPUCount == 0 {
-		// A card that was added, which the operator did not choose, must not stop the others.
-		isNew := func(s assignment) bool { return !slices.ContainsFunc(s.members, Member.bound) }
-		kept := only(slots, func(s assignment) bool { return !isNew(s) })
-		if n := len(kept); n > 0 && n < len(slots) {
-			if again, worse := chooseSplit(inv, cfg, kept, bindings); worse == nil {
-				for _, s := range only(slots, isNew) {
-					warnings = append(warnings, fmt.Sprintf("%s is in no slot: %v", s.members[0].describe(), err))
-				}
-				slots, parts, err = kept, again, nil
-			}
+	in.Bindings = cmp.Or(in.Bindings, &Bindings{})
+	b := &builder{Input: in, cfg: *in.Config, last: in.Bindings.Last, Plan: &Plan{Schema: Schema, Warnings: []string{}}} // never nil: JSON has a list
+	for _, step := range []func() error{b.recall, b.assign, b.divide, b.chooseDisks, b.addAll, b.keep} {
+		if err := step(); err != nil {
+			return nil, err
 		}
 	}
-	if err != nil {
-		return nil, err
+	return b.Plan, nil
+}
+
+// recall takes what could not be read from the last inventory.
+func (b *builder) recall() (err error) {
+	if b.inv, err = Recall(b.Inventory, b.Bindings); err != nil {
+		return err
 	}
-	warnings = append(warnings, SayUnread(inv)...)
-	p := &Plan{
-		Schema:   Schema,
-		Node:     cleanName(node),
-		Warnings: append(append([]string{}, warnings...), parts.Warnings...), // never nil: JSON has a list
-		Reserved: Reserved{CPUs: parts.ReservedCPUs.String(), MemoryBytes: parts.ReservedMemory},
+	switch {
+	case b.cfg.Node == "" && b.inv.Hostname == "" && slices.Contains(b.inv.Unread, inventory.SubjectHost):
+		return fmt.Errorf("the host name could not be read (%s), and agents are named after it; set one with --node (node)", b.inv.WhyUnread(inventory.SubjectHost))
+	case len(b.Bindings.Slots) == 0 && !b.cfg.GPUs.None && unlisted(b.inv) != "":
+		return fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", unlisted(b.inv))
 	}
+	b.Node = cleanName(cmp.Or(b.cfg.Node, b.inv.Hostname, "node"))
+	b.cfg.Job.TasksMax = min(b.cfg.Job.TasksMax, MaxPIDs) // no cgroup takes more, and containers would not start
+	return nil
+}
+
+// assign makes slots of GPUs.
+func (b *builder) assign() (err error) {
+	selection := selectionOf(b.cfg)
+	settled := !b.Reshape && selection != nil && reflect.DeepEqual(b.Bindings.Chosen, selection)
+	b.slots, b.Warnings, err = bind(b.inv.GPUs, b.cfg, b.Bindings.Slots, b.Reshape, settled)
+	return err
+}
+
+// addAll adds what the node and its slots need.
+func (b *builder) addAll() error {
+	b.Warnings = append(append(b.Warnings, SayUnread(b.inv)...), b.parts.Warnings...)
+	b.Reserved = Reserved{CPUs: b.parts.ReservedCPUs.String(), MemoryBytes: b.parts.ReservedMemory}
+	b.GPUs = b.countGPUs()
+	b.chooseQueue()
+	if err := b.addNode(); err != nil {
+		return err
+	}
+	release := b.Agent
+	if b.cfg.Agent.Binary != "" {
+		release = AgentRelease{} // that is the one to run
+	}
+	agent := release.program(b.inv.Software.Agent)
+	b.addRelease(b.Agent) // which stays for when it is the one to run again
+	if err := b.addAutoUpdate(); err != nil {
+		return err
+	}
+	var all cpuset.Set
+	queued := map[string]int{} // slots, by queue
+	for _, s := range b.slots {
+		queued[queueName(b.cfg.Queue, s.Slot, b.Node)]++
+	}
+	for i, a := range b.slots {
+		all = all.Union(b.parts.Blocks[i].CPUs)
+		s := b.planSlot(a.Slot, b.parts.Blocks[i])
+		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
+		if limit, _ := b.cfg.Job.Limit(); limit > 0 {                     // tells kbnode submit what a job can take
+			s.Tags = append(s.Tags, fmt.Sprintf("time-limit=%dm", limit/60))
+		}
+		s.AgentVersion = release.Version
+		b.Slots = append(b.Slots, s)
+		if err := b.addSlot(agent, s); err != nil {
+			return err
+		}
+	}
+	if err := b.addParent(all); err != nil {
+		return err
+	}
+	b.addTunables(b.inv, b.cfg)
+	b.warnOfLimits()
+	return nil
+}
+
+// countGPUs returns how many GPUs the machine has, including missing ones of slots.
+func (b *builder) countGPUs() int {
 	addresses := map[string]bool{}
-	for _, g := range inv.GPUs {
+	for _, g := range b.inv.GPUs {
 		addresses[g.PCI] = true
 	}
-	for _, s := range slots { // including missing ones
+	for _, s := range b.slots {
 		for _, u := range s.members {
 			addresses[u.PCI] = true
 		}
 	}
-	p.GPUs = len(addresses)
-	p.chooseQueue(&cfg, slots)
-	cfg.Job.TasksMax = min(cfg.Job.TasksMax, MaxPIDs) // no cgroup takes more, and containers would not start
-	was, is := read.Software.Agent, inv.Software.Agent
-	if err := p.addNode(in, was.Version == is.Version && len(was.Keys) == len(is.Keys)); err != nil {
-		return nil, err
-	}
-	release := in.Agent
-	if cfg.Agent.Binary != "" {
-		release = AgentRelease{} // that is the one to run
-	}
-	agent := release.program(inv.Software.Agent)
-	p.addRelease(in.Agent) // which stays for when it is the one to run again
-	if err := p.addAutoUpdate(in, cfg); err != nil {
-		return nil, err
-	}
-	if err := chooseDisks(inv, cfg, slots, bindings.Node); err != nil {
-		return nil, err
-	}
-	var all cpuset.Set
-	queued := map[string]int{} // slots, by queue
-	for _, b := range slots {
-		queued[queueName(cfg.Queue, b.Slot, p.Node)]++
-	}
-	for i, b := range slots {
-		blk := parts.Blocks[i]
-		all = all.Union(blk.CPUs)
-		s := b.Slot
-		s.Queue, s.Shape, s.Agent = queueName(cfg.Queue, s, p.Node), shapeKey(s), p.Node+"-"+s.Name
-		s.CPUs, s.MemoryNodes, s.MemoryBytes = blk.CPUs.String(), blk.MemoryNodes.String(), blk.MemoryBytes
-		s.Tags = agentTags(s, p.Node, in.Version, cfg.Agent.Tags)
-		s.Tags = append(s.Tags, fmt.Sprintf("slots=%d", queued[s.Queue])) // tells kbnode queue how many agents are missing
-		if limit, _ := cfg.Job.Limit(); limit > 0 {                       // tells kbnode submit what a job can take
-			s.Tags = append(s.Tags, fmt.Sprintf("time-limit=%dm", limit/60))
-		}
-		s.Drains = drainsOf(in.Drains, s.Index)
-		s.AgentVersion = release.Version
-		if s.Parked == "" {
-			if s.Parked = Driverless(inv, s); s.Parked != "" {
-				p.Warnings = append(p.Warnings, s.ParkedWarning())
-			}
-		}
-		p.Slots = append(p.Slots, s)
-		for _, g := range s.GPUs {
-			if s.Parked == "" && g.UUID == "" {
-				p.Warnings = append(p.Warnings, fmt.Sprintf("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI))
-			}
-		}
-		if err := p.addSlot(in, cfg, agent, s); err != nil {
-			return nil, err
+	return len(addresses)
+}
+
+// planSlot completes a slot with its block, and parks it if its jobs would have no driver.
+func (b *builder) planSlot(s Slot, block split.Block) Slot {
+	s.Queue, s.Shape, s.Agent = queueName(b.cfg.Queue, s, b.Node), shapeKey(s), b.Node+"-"+s.Name
+	s.CPUs, s.MemoryNodes, s.MemoryBytes = block.CPUs.String(), block.MemoryNodes.String(), block.MemoryBytes
+	s.Tags = agentTags(s, b.Node, b.Version, b.cfg.Agent.Tags)
+	s.Drains = drainsOf(b.Drains, s.Index)
+	if s.Parked == "" {
+		if s.Parked = Driverless(b.inv, s); s.Parked != "" {
+			b.warn("%s", s.ParkedWarning())
 		}
 	}
-	if err := p.addParent(all); err != nil {
-		return nil, err
-	}
-	if err := p.addBindings(slots, p.lastNode(inv, cfg)); err != nil {
-		return nil, err
-	}
-	p.addTunables(inv, cfg)
-	cores, memory, disk := TooSmall(inv, p)
-	for _, w := range []string{cores, parts.Unreserved, memory, disk, cfg.Job.NetworksWarning()} {
-		if w != "" {
-			p.Warnings = append(p.Warnings, w)
+	for _, g := range s.GPUs {
+		if s.Parked == "" && g.UUID == "" {
+			b.warn("slot %s: no driver reports a UUID for the GPU at %s, so it is known only by its address", s.Name, g.PCI)
 		}
 	}
-	if w := p.sharedMemory(inv, cfg); w != "" {
-		p.Warnings = append(p.Warnings, w)
+	return s
+}
+
+// warnOfLimits warns of slots that are small, and of limits that do not hold.
+func (b *builder) warnOfLimits() {
+	cores, memory, disk := TooSmall(b.inv, b.Plan)
+	warnings := append([]string{cores, b.parts.Unreserved, memory, disk, b.cfg.Job.NetworksWarning(), b.sharedMemory(b.inv, b.cfg)}, unboundDisks(b.inv, b.cfg, b.slots)...)
+	if len(b.cfg.Job.AllowedNetworks) > 0 && b.cfg.Job.Network == config.NetworkBridge {
+		warnings = append(warnings, "job.allowed_networks has no effect by itself: jobs reach everything that the node reaches; set job.network: internet")
 	}
-	p.Warnings = append(p.Warnings, unboundDisks(inv, cfg, slots)...)
-	if len(cfg.Job.AllowedNetworks) > 0 && cfg.Job.Network == config.NetworkBridge {
-		p.Warnings = append(p.Warnings, "job.allowed_networks has no effect by itself: jobs reach everything that the node reaches; set job.network: internet")
+	warnings = append(warnings, b.withoutSlot(b.Drains)...)
+	b.Warnings = append(b.Warnings, only(warnings, func(w string) bool { return w != "" })...)
+}
+
+// keep adds the files that the next plan is made from.
+func (b *builder) keep() error {
+	f := Bindings{WrittenBy: "kbnode", Schema: Schema, Chosen: selectionOf(*b.Config)}
+	for _, s := range b.slots {
+		f.Slots = append(f.Slots, s.binding())
 	}
-	p.Warnings = append(p.Warnings, p.withoutSlot(in.Drains)...)
-	p.sort()
-	return p, nil
+	used := *b.inv
+	used.Memory = b.memory
+	last, err := renderLast(&used)
+	if err != nil {
+		return err
+	}
+	b.addFile(LastPath, 0o644, -1, last)
+	err = b.addJSON(BindingsPath, 0o644, -1, f)
+	b.sort()
+	return err
 }
 
 // chooseQueue names the queue after the slots' shape if none is configured, and
 // warns if one queue mixes shapes.
-func (p *Plan) chooseQueue(cfg *config.Config, slots []assignment) {
+func (b *builder) chooseQueue() {
 	var shapes []string
-	for _, s := range slots {
+	for _, s := range b.slots {
 		if key := shapeKey(s.Slot); !slices.Contains(shapes, key) {
 			shapes = append(shapes, key)
 		}
 	}
 	list := strings.Join(shapes, ", ")
 	switch {
-	case cfg.Queue == "" && len(shapes) == 1:
-		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is set; using %q, from the GPU's model (--queue sets another)", shapes[0]))
-	case cfg.Queue == "":
-		p.Warnings = append(p.Warnings, fmt.Sprintf("no queue is set; each slot uses one for its shape: %s (--queue sets others)", list))
-	case len(shapes) > 1 && !strings.Contains(cfg.Queue, "{"):
-		p.Warnings = append(p.Warnings, fmt.Sprintf("slots of different shapes (%s) take jobs from one queue, %s; give each shape its own with --queue '%s-{shape}'", list, cfg.Queue, cfg.Queue))
+	case b.cfg.Queue == "" && len(shapes) == 1:
+		b.warn("no queue is set; using %q, from the GPU's model (--queue sets another)", shapes[0])
+	case b.cfg.Queue == "":
+		b.warn("no queue is set; each slot uses one for its shape: %s (--queue sets others)", list)
+	case len(shapes) > 1 && !strings.Contains(b.cfg.Queue, "{"):
+		b.warn("slots of different shapes (%s) take jobs from one queue, %s; give each shape its own with --queue '%s-{shape}'", list, b.cfg.Queue, b.cfg.Queue)
 	}
-	cfg.Queue = cmp.Or(cfg.Queue, "{shape}")
+	b.cfg.Queue = cmp.Or(b.cfg.Queue, "{shape}")
 }
 
 // sliceDevices returns the device policy of a slot's slice. A container creates
@@ -198,16 +225,6 @@ func TooSmall(inv *inventory.Inventory, p *Plan) (cores, memory, disk string) {
 		disk = fmt.Sprintf("%s has %s of disk; %s is the minimum", who, config.Size(s.DiskBytes), config.Size(minSlotDisk))
 	}
 	return cores, memory, disk
-}
-
-func (p *Plan) addBindings(slots []assignment, node *LastNode) error {
-	f := Bindings{WrittenBy: "kbnode", Schema: Schema, Node: node}
-	for i, s := range slots {
-		b, planned := s.binding(), p.Slots[i]
-		b.Last = &Last{CPUs: planned.CPUs, MemoryNodes: planned.MemoryNodes, MemoryBytes: planned.MemoryBytes, DiskBytes: planned.DiskBytes}
-		f.Slots = append(f.Slots, b)
-	}
-	return p.addJSON(BindingsPath, 0o644, -1, f)
 }
 
 // ParseBindings reads the content of BindingsPath.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -19,9 +20,9 @@ const (
 	poolShare = 16
 )
 
-// diskShare returns the size of each slot's disk: an even share of half the file
-// system, at most minSlotDisk. It depends on the size and not on the free space,
-// so that it stays the same once the disks exist. It is 0 if the size is unknown.
+// diskShare returns the size of each slot's disk: an even share of half the file system, at
+// most minSlotDisk. It depends on the size and not on the free space, so that it stays the
+// same once the disks exist. It is 0 if the size is unknown.
 func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	for _, d := range disks {
 		if d.Path == agentsDir {
@@ -31,29 +32,23 @@ func diskShare(disks []inventory.DiskFree, slots int) int64 {
 	return 0
 }
 
-// chooseDisks gives each slot its disk: as configured, else its share, or its last size
-// if that is nearly its share, or the size of the file system cannot be read.
-func chooseDisks(inv *inventory.Inventory, cfg config.Config, slots []assignment, node *LastNode) error {
-	why := inv.WhyUnread(inventory.DiskSubject(agentsDir))
-	unread := why != "" && cfg.Job.Disk == 0 && !slices.ContainsFunc(inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
-	share := diskShare(inv.Disks, len(slots))
-	if len(slots) > 0 && slots[0].last != nil && node != nil && node.Disk == 0 {
-		last := slots[0].last
-		same := !slices.ContainsFunc(slots, func(s assignment) bool { return s.last == nil || s.last.DiskBytes != last.DiskBytes })
-		if more := share - last.DiskBytes; same && max(more, -more) <= last.DiskBytes/poolShare {
-			share = last.DiskBytes
+// chooseDisks gives each slot its disk: as configured, else its share. While that is nearly the share that it had, the
+// file system counts as it was.
+func (b *builder) chooseDisks() error {
+	size := int64(b.cfg.Job.Disk)
+	known := slices.ContainsFunc(b.inv.Disks, func(d inventory.DiskFree) bool { return d.Path == agentsDir })
+	if why := b.inv.WhyUnread(inventory.DiskSubject(agentsDir)); size == 0 && !known && why != "" {
+		return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, why, b.slots[0].Name)
+	}
+	share := diskShare(b.inv.Disks, len(b.slots))
+	if b.last != nil {
+		was := diskShare(b.last.Disks, len(b.slots))
+		if more := share - was; was > 0 && max(more, -more) <= was/poolShare {
+			share, b.inv.Disks = was, b.last.Disks
 		}
 	}
-	for i := range slots {
-		s := &slots[i]
-		switch s.DiskBytes = int64(cfg.Job.Disk); {
-		case unread && s.last == nil:
-			return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, why, s.Name)
-		case unread:
-			s.DiskBytes = s.last.DiskBytes
-		case s.DiskBytes == 0:
-			s.DiskBytes = share
-		}
+	for i := range b.slots {
+		b.slots[i].DiskBytes = cmp.Or(size, share)
 	}
 	return nil
 }

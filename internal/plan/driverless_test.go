@@ -82,7 +82,7 @@ func TestDriverless(t *testing.T) {
 	silent, last := *inv, with(func(d *inventory.Docker) { d.CDIDevices = all })
 	silent.Software.Docker = inventory.Docker{CDIFaults: map[string]inventory.CDIFault{all[7]: {Spec: "/a", Detail: "/a gives b"}}}
 	silent.Problems, silent.Unread = append(slices.Clone(inv.Problems), inventory.Problem{Subject: inventory.SubjectDocker, Detail: "no answer"}), []string{inventory.SubjectDocker}
-	recalled, err := Recall(&silent, &Bindings{Node: &LastNode{Software: inventory.Software{Docker: last}}})
+	recalled, err := Recall(&silent, &Bindings{Last: &inventory.Inventory{Software: inventory.Software{Docker: last}}})
 	must.Do(t, err)
 	if p := build(t, recalled, config.Config{}, nil, false); !strings.Contains(p.Slots[7].Parked, "/a gives b") || p.Slots[0].Parked != "" {
 		t.Errorf("stale numbers while the engine is silent: %q", p.Slots[7].Parked)

@@ -18,18 +18,18 @@ const (
 
 // addAutoUpdate adds the cron line or timer that updates the image, if the
 // configuration asks for it.
-func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
-	if !cfg.Image.Updates() {
+func (b *builder) addAutoUpdate() error {
+	if !b.cfg.Image.Updates() {
 		return nil
 	}
-	when, err := config.ParseSchedule(cfg.Image.AutoUpdate)
+	when, err := config.ParseSchedule(b.cfg.Image.AutoUpdate)
 	if err != nil {
 		return err
 	}
-	if in.Inventory.Software.Cron {
+	if b.inv.Software.Cron {
 		// A percent sign is a line break to cron.
-		binary := strings.ReplaceAll(in.Binary, "%", `\%`)
-		p.addFile(CronPath, 0o644, -1, header+
+		binary := strings.ReplaceAll(b.Binary, "%", `\%`)
+		b.addFile(CronPath, 0o644, -1, header+
 			"SHELL=/bin/sh\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"+
 			when.Text+" root "+binary+" image update --auto\n")
 		return nil
@@ -38,13 +38,13 @@ func (p *Plan) addAutoUpdate(in Input, cfg config.Config) error {
 	if err != nil {
 		return err
 	}
-	data := struct{ Binary, DockerRoot, Calendar string }{in.Binary, dockerRoot(in.Inventory), calendar}
+	data := struct{ Binary, DockerRoot, Calendar string }{b.Binary, dockerRoot(b.inv), calendar}
 	for name, tmpl := range map[string]string{ImageService: "kbnode-image.service.tmpl", ImageTimer: "kbnode-image.timer.tmpl"} {
-		if err := p.addUnit(name, tmpl, -1, data); err != nil {
+		if err := b.addUnit(name, tmpl, -1, data); err != nil {
 			return err
 		}
 	}
-	p.Units = append(p.Units,
+	b.Units = append(b.Units,
 		Unit{Name: ImageService, Slot: -1},
 		Unit{Name: ImageTimer, Slot: -1, Enabled: true, Active: true})
 	return nil

@@ -58,7 +58,7 @@ func TestMemoryBetweenBoots(t *testing.T) {
 		"nearly met":         {then: ask(9000), now: ask(9000), mibs: []int64{5, 2}, kept: true},
 		"nearly met, less":   {then: ask(9000), now: ask(9000), mibs: []int64{-40, -3}, kept: true},
 		"met by now":         {then: ask(9000), now: ask(9000), mibs: []int64{node / 20, node / 20}},
-		"another request":    {then: ask(9000), now: ask(9001), mibs: []int64{5, 2}},
+		"another request":    {then: ask(9000), now: ask(9001), mibs: []int64{0, 0}},
 		"no more a request":  {then: ask(-9), now: config.Config{}, mibs: []int64{0, 0}},
 		"fewer slots":        {now: config.Config{GPUCount: 7}, mibs: []int64{0, 0}},
 	} {
@@ -263,5 +263,29 @@ func TestSlotsOfOneGPU(t *testing.T) {
 				must.Contain(t, strings.Join(after.Warnings, "\n"), fmt.Sprintf("slot %s is parked: ", s))
 			}
 		})
+	}
+}
+
+// TestLast reads the inventory that a plan keeps, and what cannot be one.
+func TestLast(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.GB200())
+	p := build(t, inv, config.Config{}, nil, false)
+	text := fileOf(p, LastPath)
+	last, err := ParseLast([]byte(text))
+	must.Do(t, err)
+	must.Equal(t, inv.Stored(), last)
+	if len(last.GPUs) > 0 || last.Disks[0].FreeBytes > 0 || strings.Contains(text, "cdi_faults") {
+		t.Errorf("what changes while nothing does is kept: %s", text)
+	}
+	in := input(booted(inv, 5, -7), config.Config{})
+	in.Bindings = bindingsOf(t, p)
+	in.Inventory.GPUs = slices.Clone(inv.GPUs)
+	in.Inventory.GPUs[0].Processes, in.Inventory.Kernel = 7, "7.0.1"
+	must.Equal(t, text, fileOf(planned(t, in), LastPath))
+	for name, text := range map[string]string{"cut": text[:len(text)/2], "nothing": `{"written_by": "kbnode"}`, "another schema": strings.Replace(text, `"schema":1`, `"schema":2`, 1)} {
+		if _, err := ParseLast([]byte(text)); err == nil || !strings.Contains(err.Error(), LastPath) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

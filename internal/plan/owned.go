@@ -39,6 +39,7 @@ var OwnedInputs = []string{
 	ConfigPath,
 	TokenPath,
 	BindingsPath,
+	LastPath,
 	TunablesPath,
 }
 

@@ -90,28 +90,28 @@ var ReservedEnv = []string{
 	"KERNELBOT_GPU_INDEX", "KERNELBOT_CPUSET", "KERNELBOT_CPUS", "KERNELBOT_MEMORY",
 }
 
-func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
-	limit, err := cfg.Job.Limit()
+func (b *builder) jobPolicy(s Slot) (JobPolicy, error) {
+	limit, err := b.cfg.Job.Limit()
 	if err != nil {
 		return JobPolicy{}, fmt.Errorf("job.time_limit: %w", err)
 	}
 	pol := JobPolicy{
 		WrittenBy: "kbnode", Slot: s.Index, Name: s.Name, User: s.User, Slice: SliceName(s.Index),
 		CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		TimeLimitSeconds: limit, PidsLimit: cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
-		Profile: cfg.Job.Profile, Network: cfg.Job.Network, Networks: cfg.Job.AllowedNetworks, Images: cfg.Job.AllowedImages,
-		Repositories: cfg.Agent.AllowedRepositories,
+		TimeLimitSeconds: limit, PidsLimit: b.cfg.Job.TasksMax, DiskBytes: s.DiskBytes, ShmBytes: cmp.Or(int64(b.cfg.Job.ShmSize), min(s.MemoryBytes/4, 8<<30)),
+		Profile: b.cfg.Job.Profile, Network: b.cfg.Job.Network, Networks: b.cfg.Job.AllowedNetworks, Images: b.cfg.Job.AllowedImages,
+		Repositories: b.cfg.Agent.AllowedRepositories,
 		Vendor:       s.Vendor(), GPUs: []PolicyGPU{},
 		Env:      slotEnv(s),
-		WorkRoot: BuildsDir(s.Index), Binary: in.Binary, DockerSocket: cfg.Docker.Socket, Socket: SocketPath(s.Index),
+		WorkRoot: BuildsDir(s.Index), Binary: b.Binary, DockerSocket: b.cfg.Docker.Socket, Socket: SocketPath(s.Index),
 		DeviceNodes: []string{},
-		Registries:  registries(cfg), NodeImage: cfg.Image.Name,
+		Registries:  registries(b.cfg), NodeImage: b.cfg.Image.Name,
 	}
-	if in.Runner != "" {
+	if b.Runner != "" {
 		pol.Runner = RunnerCopy
 	}
-	if cfg.Image.Updates() {
-		pol.KeptImage = cfg.Image.Name
+	if b.cfg.Image.Updates() {
+		pol.KeptImage = b.cfg.Image.Name
 	}
 	var names, cdi []string
 	for _, g := range s.GPUs {
@@ -121,7 +121,7 @@ func jobPolicy(in Input, cfg config.Config, s Slot) (JobPolicy, error) {
 			cdi = append(cdi, cdiName(g))
 		}
 	}
-	d := in.Inventory.Software.Docker
+	d := b.inv.Software.Docker
 	unknown := func(name string) bool { return !slices.Contains(d.CDIDevices, name) }
 	switch {
 	case len(names) == 0 || len(names) < len(s.GPUs):

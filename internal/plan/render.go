@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"reflect"
 	"strconv"
 	"strings"
 	"text/template"
 
 	"github.com/gpu-mode/kbnode/hooks"
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/lazy"
@@ -59,27 +59,27 @@ func (p *Plan) addUnit(name, tmpl string, slot int, data any) error {
 }
 
 // addNode adds what belongs to the node and to no slot.
-func (p *Plan) addNode(in Input, agentKnown bool) error {
+func (b *builder) addNode() error {
 	for _, d := range []string{"/etc/kbnode", "/etc/kbnode/slots", "/etc/buildkite-agent", HooksDir, "/var/lib/kbnode", agentsDir, "/usr/local/libexec/kbnode"} {
-		p.Dirs = append(p.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
+		b.Dirs = append(b.Dirs, Dir{Path: d, Mode: 0o755, Owner: "root"})
 	}
 	// Git's user enters its own directories in it, and makes no other.
-	p.Dirs = append(p.Dirs, Dir{Path: MirrorsDir, Mode: 0o711, Owner: "root"})
-	p.Users = append(p.Users, User{Name: GitUser, Home: "/nonexistent"})
-	if in.ConfigText != "" {
-		p.addFile(ConfigPath, 0o644, -1, in.ConfigText)
-	} else if in.ConfigKept {
-		p.Files = append(p.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", ModeOnly: true, Slot: -1})
+	b.Dirs = append(b.Dirs, Dir{Path: MirrorsDir, Mode: 0o711, Owner: "root"})
+	b.Users = append(b.Users, User{Name: GitUser, Home: "/nonexistent"})
+	if b.ConfigText != "" {
+		b.addFile(ConfigPath, 0o644, -1, b.ConfigText)
+	} else if b.ConfigKept {
+		b.Files = append(b.Files, File{Path: ConfigPath, Mode: 0o644, Owner: "root", ModeOnly: true, Slot: -1})
 	}
-	switch src := in.Inventory.Software.Agent.Path; {
+	switch src := b.inv.Software.Agent.Path; {
 	case src == "":
-	case agentKnown:
-		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
+	case reflect.DeepEqual(b.Inventory.Software.Agent, b.inv.Software.Agent):
+		b.Files = append(b.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", Source: src, Slot: -1})
 	default: // an agent that does not report its version replaces no other
-		p.Files = append(p.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", ModeOnly: true, Slot: -1})
+		b.Files = append(b.Files, File{Path: AgentCopy, Mode: 0o711, Owner: "root", ModeOnly: true, Slot: -1})
 	}
-	if in.Runner != "" {
-		p.Files = append(p.Files, File{Path: RunnerCopy, Mode: 0o755, Owner: "root", SHA256: in.Runner, Slot: -1})
+	if b.Runner != "" {
+		b.Files = append(b.Files, File{Path: RunnerCopy, Mode: 0o755, Owner: "root", SHA256: b.Runner, Slot: -1})
 	}
 	scripts, err := hooks.Scripts.ReadDir(".")
 	if err != nil {
@@ -90,11 +90,11 @@ func (p *Plan) addNode(in Input, agentKnown bool) error {
 		if err != nil {
 			return fmt.Errorf("read hook %s: %w", e.Name(), err)
 		}
-		p.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
+		b.addFile(HooksDir+"/"+e.Name(), 0o755, -1, string(text))
 	}
-	data := struct{ Binary, DockerRoot, Reserved, Generation string }{in.Binary, dockerRoot(in.Inventory), p.Reserved.CPUs, generation(in.Version, in.Binary)}
-	p.Units = append(p.Units, Unit{Name: NodeService, Slot: -1, Enabled: true, Active: true, Generation: data.Generation})
-	return p.addUnit(NodeService, "kbnode.service.tmpl", -1, data)
+	data := struct{ Binary, DockerRoot, Reserved, Generation string }{b.Binary, dockerRoot(b.inv), b.Reserved.CPUs, generation(b.Version, b.Binary)}
+	b.Units = append(b.Units, Unit{Name: NodeService, Slot: -1, Enabled: true, Active: true, Generation: data.Generation})
+	return b.addUnit(NodeService, "kbnode.service.tmpl", -1, data)
 }
 
 // plainPath matches what systemd takes as one word, as it is.
@@ -137,66 +137,66 @@ const afterJob = 45 * 60
 // mostMinutes is 63 years. systemd ignores a timeout that it cannot count, and kills after 90 seconds.
 const mostMinutes = 1 << 25
 
-func (p *Plan) addSlot(in Input, cfg config.Config, agent inventory.Agent, s Slot) error {
+func (b *builder) addSlot(agent inventory.Agent, s Slot) error {
 	k := s.Index
-	p.Users = append(p.Users, User{Name: s.User, Home: WorkDir(k)})
-	p.Dirs = append(p.Dirs,
+	b.Users = append(b.Users, User{Name: s.User, Home: WorkDir(k)})
+	b.Dirs = append(b.Dirs,
 		Dir{Path: AgentDir(k), Mode: 0o755, Owner: "root"},
 		Dir{Path: WorkDir(k), Mode: WorkMode, Owner: "root:" + s.User},
 		Dir{Path: BuildsDir(k), Mode: WorkMode, Owner: "root:" + s.User},
 		// The unit of the slot's socket makes what is in it.
 		Dir{Path: RunDir(k), Mode: 0o711, Owner: "root"})
 	if s.DiskBytes > 0 {
-		p.Dirs = append(p.Dirs, Dir{Path: DiskDir(k), Mode: 0o700, Owner: "root"})
+		b.Dirs = append(b.Dirs, Dir{Path: DiskDir(k), Mode: 0o700, Owner: "root"})
 	}
 	slice := Slice{
 		Unit: SliceName(k), Slot: k, CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes,
-		TasksMax: cfg.Job.TasksMax, Devices: sliceDevices(s.Devices()),
+		TasksMax: b.cfg.Job.TasksMax, Devices: sliceDevices(s.Devices()),
 	}
-	p.Slices = append(p.Slices, slice)
+	b.Slices = append(b.Slices, slice)
 
-	cfgText, err := renderAgentConfig(agent, agentKeys(cfg, s, agent.Version, in.Binary))
+	cfgText, err := renderAgentConfig(agent, agentKeys(b.cfg, s, agent.Version, b.Binary))
 	if err != nil {
 		return err
 	}
 	envText := renderEnvironment(s)
-	policy, err := jobPolicy(in, cfg, s)
+	policy, err := b.jobPolicy(s)
 	if err != nil {
 		return err
 	}
-	p.addFile(AgentDir(k)+"/buildkite-agent.cfg", 0o644, k, cfgText)
-	p.addFile(AgentDir(k)+"/environment", 0o644, k, envText)
-	if err := p.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
+	b.addFile(AgentDir(k)+"/buildkite-agent.cfg", 0o644, k, cfgText)
+	b.addFile(AgentDir(k)+"/environment", 0o644, k, envText)
+	if err := b.addJSON(SlotPolicyPath(k), 0o644, k, policy); err != nil {
 		return err
 	}
 	data := slotUnits{
-		Slot: s, Slice: slice, Binary: in.Binary, AgentBinary: AgentBinary(s.AgentVersion),
+		Slot: s, Slice: slice, Binary: b.Binary, AgentBinary: AgentBinary(s.AgentVersion),
 		Dir: AgentDir(k), Work: WorkDir(k), Builds: BuildsDir(k), Run: RunDir(k), Token: TokenPath, Socket: JobSocket(k), Mirrors: MirrorsDir,
 		TmpBytes:    s.MemoryBytes / 4,
-		StopSeconds: max((min(cfg.Job.MaxMinutes, mostMinutes)+1)*60, int(policy.TimeLimitSeconds)+afterJob),
+		StopSeconds: max((min(b.cfg.Job.MaxMinutes, mostMinutes)+1)*60, int(policy.TimeLimitSeconds)+afterJob),
 	}
 	if s.DiskBytes > 0 {
 		data.Disk = DiskDir(k)
 	}
-	if cfg.Job.CPUQuota {
+	if b.cfg.Job.CPUQuota {
 		set, err := cpuset.Parse(s.CPUs)
 		if err != nil {
 			return fmt.Errorf("read CPUs of slot %s: %w", s.Name, err)
 		}
 		data.CPUQuota = strconv.Itoa(set.Len()*100) + "%"
 	}
-	if err := p.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
+	if err := b.addUnit(slice.Unit, "slot.slice.tmpl", k, data); err != nil {
 		return err
 	}
 	// The generation covers what the agent reads when it starts. A job's process reads everything.
-	data.Generation = generation(agent.Version+cfgText+envText+slice.Unit+strconv.Itoa(data.StopSeconds)+strconv.FormatInt(s.DiskBytes, 10), in.Binary)
-	p.Units = append(p.Units,
+	data.Generation = generation(agent.Version+cfgText+envText+slice.Unit+strconv.Itoa(data.StopSeconds)+strconv.FormatInt(s.DiskBytes, 10), b.Binary)
+	b.Units = append(b.Units,
 		Unit{Name: JobSocket(k), Slot: k, Active: s.Parked == ""},
 		Unit{Name: AgentUnit(k), Slot: k, Active: s.Serves(), Generation: data.Generation})
 	return errors.Join(
-		p.addUnit(JobSocket(k), "job.socket.tmpl", k, data),
-		p.addUnit(JobService(k), "job.service.tmpl", k, data),
-		p.addUnit(AgentUnit(k), "agent.service.tmpl", k, data))
+		b.addUnit(JobSocket(k), "job.socket.tmpl", k, data),
+		b.addUnit(JobService(k), "job.service.tmpl", k, data),
+		b.addUnit(AgentUnit(k), "agent.service.tmpl", k, data))
 }
 
 // generation tells what a process was started with from anything else it may be started with. No one forges

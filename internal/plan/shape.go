@@ -48,7 +48,7 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 	within := map[[3]string]int{} // compute instances of a GPU instance
 	for _, s := range slots {
 		for _, m := range s.members {
-			if m.MIG != nil && !m.twice {
+			if m = m.inSplit(); m.MIG != nil && !m.twice {
 				within[instance(m)]++
 			}
 		}
@@ -62,6 +62,7 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 			list, weights = append(list, split.GPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}), append(weights, 0)
 		}
 		for _, m := range s.members {
+			m = m.inSplit()
 			i, ok := shared[m.card()]
 			if !ok || m.MIG == nil {
 				i = len(list)
@@ -82,10 +83,10 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 // splitSlots splits the machine for slots of any shape. GPUs get blocks of one size.
 // A slot of several GPUs has all their blocks, and MIG instances share their GPU's in
 // proportion to their memory slices.
-func splitSlots(inv *inventory.Inventory, cfg config.Config, slots []assignment) (split.Result, error) {
+func splitSlots(inv *inventory.Inventory, memory inventory.Memory, cfg config.Config, slots []assignment) (split.Result, error) {
 	list, weights, parts := splitGPUs(slots)
 	res, err := split.Machine(split.Input{
-		CPU: inv.CPU, Memory: inv.Memory, GPUs: list,
+		CPU: inv.CPU, Memory: memory, GPUs: list,
 		CPUsPerSlot: cfg.CPUsPerSlot, MemoryPerSlot: int64(cfg.MemoryPerSlot),
 		ReserveCPUs: int(cfg.Reserve.CPUs), ReserveMemory: int64(cfg.Reserve.Memory),
 		Virt: inv.OS.Virt,

@@ -393,7 +393,7 @@ func TestReshape(t *testing.T) {
 					t.Fatalf("step %d: %d GPUs; %s", i, p.GPUs, diff)
 				}
 				if bindings = bindingsOf(t, p); name == "a choice that is gone" {
-					bindings.Node.Chosen = nil
+					bindings.Chosen = nil
 				}
 			}
 		})

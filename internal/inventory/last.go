@@ -1,0 +1,64 @@
+package inventory
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Stored returns what Fill takes from an earlier inventory: the subjects of a plan except the GPUs, which a node
+// keeps by slot, and without what changes while nothing does.
+func (inv *Inventory) Stored() *Inventory {
+	out := &Inventory{Schema: Schema, Hostname: inv.Hostname, CPU: inv.CPU, Memory: inv.Memory, GPUs: []GPU{}, Software: inv.Software}
+	out.Software.Docker.CDIFaults = nil // read from files each time
+	for _, d := range inv.Disks {
+		out.Disks = append(out.Disks, DiskFree{Path: d.Path, TotalBytes: d.TotalBytes})
+	}
+	slices.SortFunc(out.Disks, func(a, b DiskFree) int { return cmp.Compare(a.Path, b.Path) })
+	return out
+}
+
+// Fill returns the inventory with each subject that could not be read as it was in an earlier one. What could be
+// read of the installed software counts as read. Without an earlier one, last is nil, such a subject is empty.
+func (inv *Inventory) Fill(last *Inventory) *Inventory {
+	out := *inv
+	last = cmp.Or(last, &Inventory{})
+	unread := func(subject string) bool { return slices.Contains(inv.Unread, subject) }
+	if unread(SubjectHost) {
+		out.Hostname = last.Hostname
+	}
+	if unread(SubjectCPU) || unread(SubjectMemory) { // both are read from the NUMA nodes
+		out.CPU, out.Memory = last.CPU, last.Memory
+	}
+	out.Software = inv.Software.fill(last.Software, unread)
+	out.Disks = slices.Clone(inv.Disks)
+	for _, d := range last.Disks {
+		if unread(DiskSubject(d.Path)) && !slices.ContainsFunc(inv.Disks, func(now DiskFree) bool { return now.Path == d.Path }) {
+			out.Disks = append(out.Disks, d)
+		}
+	}
+	return &out
+}
+
+// fill is Fill for the software.
+func (now Software) fill(last Software, unread func(subject string) bool) Software {
+	out := now
+	if unread(SubjectSystem) {
+		out.Systemd = cmp.Or(now.Systemd, last.Systemd)
+	}
+	if unread(SubjectFiles) {
+		out.CgroupV2, out.Cron = now.CgroupV2 || last.CgroupV2, now.Cron || last.Cron
+		out.Git, out.MkfsExt4, out.Toolkit = cmp.Or(now.Git, last.Git), cmp.Or(now.MkfsExt4, last.MkfsExt4), cmp.Or(now.Toolkit, last.Toolkit)
+	}
+	// An agent that does not report its version is unread, too: its keys depend on it.
+	if now.Agent.Path == "" && unread(SubjectFiles) || now.Agent.Path != "" && (now.Agent.Version == "" || unread(SubjectAgent)) {
+		out.Agent = last.Agent
+	}
+	if unread(SubjectDocker) && now.Docker.Version == "" {
+		out.Docker = last.Docker
+		out.Docker.CDIFaults = now.Docker.CDIFaults // from files, which can be read without the engine
+	}
+	if unread(SubjectCDI) && last.Docker.Version != "" {
+		out.Docker.CDI, out.Docker.CDIDevices = last.Docker.CDI, last.Docker.CDIDevices
+	}
+	return out
+}
