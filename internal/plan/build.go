@@ -23,7 +23,8 @@ type builder struct {
 	cfg    config.Config
 	inv    *inventory.Inventory // as read, or else as last planned
 	last   *inventory.Inventory // nil on a new machine
-	memory inventory.Memory     // with which the machine was split
+	memory inventory.Memory     // as the split counts it
+	disks  []inventory.DiskFree // as the slots' disks count them
 	slots  []assignment
 	parts  split.Result
 }
@@ -62,10 +63,11 @@ func (b *builder) recall() (err error) {
 }
 
 // assign makes slots of GPUs.
-func (b *builder) assign() (err error) {
+func (b *builder) assign() error {
 	selection := selectionOf(b.cfg)
 	settled := !b.Reshape && selection != nil && reflect.DeepEqual(b.Bindings.Chosen, selection)
-	b.slots, b.Warnings, err = bind(b.inv.GPUs, b.cfg, b.Bindings.Slots, b.Reshape, settled)
+	slots, warnings, err := bind(b.inv.GPUs, b.cfg, b.Bindings.Slots, b.Reshape, settled)
+	b.slots, b.Warnings = slots, append(b.Warnings, warnings...)
 	return err
 }
 
@@ -164,7 +166,7 @@ func (b *builder) keep() error {
 		f.Slots = append(f.Slots, s.binding())
 	}
 	used := *b.inv
-	used.Memory = b.memory
+	used.Memory, used.Disks = b.memory, b.disks
 	last, err := renderLast(&used)
 	if err != nil {
 		return err

@@ -41,10 +41,11 @@ func (b *builder) chooseDisks() error {
 		return fmt.Errorf("the size of %s could not be read (%s), so slot %s cannot have its own disk; set its size with job.disk, or try again", agentsDir, why, b.slots[0].Name)
 	}
 	share := diskShare(b.inv.Disks, len(b.slots))
+	b.disks = b.inv.Disks
 	if b.last != nil {
 		was := diskShare(b.last.Disks, len(b.slots))
-		if more := share - was; was > 0 && max(more, -more) <= was/poolShare {
-			share, b.inv.Disks = was, b.last.Disks
+		if more := share - was; max(more, -more) <= was/poolShare {
+			share, b.disks = was, b.last.Disks
 		}
 	}
 	for i := range b.slots {

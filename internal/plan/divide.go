@@ -52,7 +52,7 @@ func (b *builder) splitFor(slots []assignment) (split.Result, error) {
 	for i, is := range now.Blocks {
 		was := res.Blocks[i]
 		more := is.MemoryBytes - was.MemoryBytes
-		if max(more, -more) > is.MemoryBytes/split.BootShare || -more > is.ReserveBytes/2 || !was.MemoryNodes.Equal(is.MemoryNodes) {
+		if max(more, -more) > is.MemoryBytes/split.BootShare || -more > is.ReserveBytes/2 {
 			return now, nil
 		}
 	}
@@ -66,8 +66,8 @@ func earlierMemory(now, last inventory.Memory) inventory.Memory {
 	out := inventory.Memory{TotalBytes: cmp.Or(last.TotalBytes, now.TotalBytes), Nodes: slices.Clone(now.Nodes)}
 	for i := range out.Nodes {
 		n := &out.Nodes[i]
-		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && o.CPUs == n.CPUs && o.GPU == n.GPU })
-		if at >= 0 {
+		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && o.CPUs == n.CPUs })
+		if at >= 0 && n.MemoryBytes > 0 { // the kernel accepts no node without memory
 			n.MemoryBytes, n.HugepagesBytes = last.Nodes[at].MemoryBytes, last.Nodes[at].HugepagesBytes
 		}
 	}

@@ -14,100 +14,137 @@ import (
 // such a group keep it. If settled, all slots keep what they have, and new GPUs that
 // make no whole group are left over.
 func group(members []Member, cfg config.Config, bindings []Binding, settled bool) (groups [][]Member, left []Member, err error) {
-	taken := make([]bool, len(members))
-	take := func(group []int) {
-		var g []Member
-		for _, i := range group {
-			taken[i] = true
-			g = append(g, members[i])
-		}
-		groups = append(groups, g)
+	g := grouping{members: members, taken: make([]bool, len(members))}
+	if settled { // slots have the groups of the configuration
+		g.keep(bindings)
+	} else if err := g.takeNamed(cfg.Groups); err != nil {
+		return nil, nil, err
 	}
-	if settled {
-		for _, b := range bindings {
-			var group []int
-			for i, u := range members {
-				if u.slot == b.Slot {
-					group = append(group, i)
-				}
-			}
-			if err := oneKind(members, group); err != nil && len(group) > 1 { // another kind replaced a card
-				members[group[0]].lost = cmp.Or(members[group[0]].lost, err.Error())
-			}
-			if len(group) > 0 {
-				take(group)
-			}
-		}
-		cfg.Groups = nil // it has them
+	if err := g.fill(max(1, cfg.GPUsPerSlot), bindings, settled); err != nil {
+		return nil, nil, err
 	}
-	for _, names := range cfg.Groups {
+	slices.SortStableFunc(g.groups, func(a, b []Member) int { return compareMembers(a[0], b[0]) })
+	return g.groups, g.left, nil
+}
+
+// grouping is members on their way into groups.
+type grouping struct {
+	members []Member
+	taken   []bool // by index in members
+	groups  [][]Member
+	left    []Member // in no group
+}
+
+// take makes a group of members, by index.
+func (g *grouping) take(group []int) {
+	var list []Member
+	for _, i := range group {
+		g.taken[i] = true
+		list = append(list, g.members[i])
+	}
+	g.groups = append(g.groups, list)
+}
+
+// of returns those of some members that a slot has kept, by index.
+func (g *grouping) of(slot int, among []int) []int {
+	return only(among, func(i int) bool { return g.members[i].slot == slot })
+}
+
+// keep takes what slots have.
+func (g *grouping) keep(bindings []Binding) {
+	for _, b := range bindings {
+		group := g.of(b.Slot, g.free())
+		if len(group) == 0 {
+			continue
+		}
+		if err := oneKind(g.members, group); err != nil && len(group) > 1 { // another kind replaced a card
+			first := &g.members[group[0]]
+			first.lost = cmp.Or(first.lost, err.Error())
+		}
+		g.take(group)
+	}
+}
+
+// free returns the members that are in no group, by index.
+func (g *grouping) free() (list []int) {
+	for i, taken := range g.taken {
+		if !taken {
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// takeNamed takes the groups that the configuration names.
+func (g *grouping) takeNamed(groups config.Groups) error {
+	for _, names := range groups {
 		var group []int
 		for _, name := range names {
-			found, err := named(members, name)
+			found, err := named(g.members, name)
 			if err != nil {
-				return nil, nil, fmt.Errorf("groups: %w; list some of them", err)
+				return fmt.Errorf("groups: %w; list some of them", err)
 			}
 			for _, i := range found {
-				if taken[i] || slices.Contains(group, i) {
-					return nil, nil, fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
+				if g.taken[i] || slices.Contains(group, i) {
+					return fmt.Errorf("groups: GPU %s is listed twice; list each GPU once", name)
 				}
 				group = append(group, i)
 			}
 		}
 		slices.Sort(group)
-		if err := oneKind(members, group); err != nil {
-			return nil, nil, fmt.Errorf("groups: %w", err)
+		if err := oneKind(g.members, group); err != nil {
+			return fmt.Errorf("groups: %w", err)
 		}
-		take(group)
+		g.take(group)
 	}
+	return nil
+}
 
-	size := max(1, cfg.GPUsPerSlot)
+// fill takes what is left: parts of GPUs one by one, and whole GPUs of each model in groups.
+func (g *grouping) fill(size int, bindings []Binding, settled bool) error {
 	kinds := map[string][]int{} // whole GPUs to combine, by model
 	var models []string
-	for i, u := range members {
-		switch model := u.Vendor + u.Model; {
-		case taken[i]:
+	for _, i := range g.free() {
+		u := g.members[i]
+		model := u.Vendor + u.Model
+		switch {
 		case size == 1 || u.Part() != "":
-			take([]int{i})
-		default:
-			if kinds[model] == nil {
-				models = append(models, model)
-			}
-			kinds[model] = append(kinds[model], i)
+			g.take([]int{i})
+			continue
+		case kinds[model] == nil:
+			models = append(models, model)
 		}
+		kinds[model] = append(kinds[model], i)
 	}
 	for _, model := range models {
 		free := kinds[model]
-		rest := len(free) % size
-		if rest > 0 && !settled {
-			return nil, nil, fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
+		whole := len(free) - len(free)%size
+		if whole < len(free) && !settled {
+			return fmt.Errorf("gpus_per_slot: %s cannot be divided into groups of %d; write a number that divides them (--gpus-per-slot), choose others with --gpus, or name groups in %s",
 				text.Count(len(free), "GPU"), size, ConfigPath)
 		}
-		for _, i := range free[len(free)-rest:] {
-			taken[i] = true
-			left = append(left, members[i])
+		for _, i := range free[whole:] {
+			g.left = append(g.left, g.members[i])
 		}
-		for _, b := range bindings {
-			var group []int
-			for _, i := range free {
-				if members[i].slot == b.Slot {
-					group = append(group, i)
-				}
-			}
-			if len(group) == size && len(b.Members()) == size {
-				take(group)
-			}
-		}
-		for {
-			free = slices.DeleteFunc(free, func(i int) bool { return taken[i] })
-			if len(free) == 0 {
-				break
-			}
-			take(nearest(members, free, size))
+		g.combine(free[:whole], size, bindings)
+	}
+	return nil
+}
+
+// combine takes groups of a size, first those that slots have kept, then neighbors.
+func (g *grouping) combine(free []int, size int, bindings []Binding) {
+	for _, b := range bindings {
+		if group := g.of(b.Slot, free); len(group) == size && len(b.Members()) == size {
+			g.take(group)
 		}
 	}
-	slices.SortStableFunc(groups, func(a, b []Member) int { return compareMembers(a[0], b[0]) })
-	return groups, left, nil
+	for {
+		free = only(free, func(i int) bool { return !g.taken[i] })
+		if len(free) == 0 {
+			return
+		}
+		g.take(nearest(g.members, free, size))
+	}
 }
 
 // oneKind returns an error for a group whose members cannot compute together.

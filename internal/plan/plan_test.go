@@ -151,6 +151,9 @@ func checkFiles(t *testing.T, p *Plan) {
 	if p.Reserved.CPUs == "" {
 		t.Error("no CPU is reserved")
 	}
+	if p.Warnings == nil {
+		t.Error("warnings are null in JSON, not a list")
+	}
 	paths := map[string]bool{}
 	for _, f := range p.Files {
 		if _, ok := Owns(f.Path); !ok && f.Path != AgentCopy {
