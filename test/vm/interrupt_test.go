@@ -219,6 +219,8 @@ func TestInterrupted(t *testing.T) {
 		idle(t, m, 6)
 	})
 
+	t.Run("the machine reboots", func(t *testing.T) { rebooted(t, m) })
+
 	t.Run("the engine is killed, and containers end while the next one restores them", func(t *testing.T) { endedInRestore(t, p) })
 }
 
@@ -239,12 +241,30 @@ watch=$! jobs=
 	for slot := range 8 {
 		file := fmt.Sprintf("/root/kill-%d.yml", slot)
 		m.Put(file, 0o600, step(slot, "busybox:test", "echo ran; sleep 30", "")+"    artifact_paths: [out.json]\n")
-		script += fmt.Sprintf("build=$(bkstub submit --queue b200 --steps %s)\n(sleep %d; for i in $(seq 600); do ! pkill -KILL %s || break; sleep 0.1; done; bkstub cancel $build || true; bkstub wait --timeout 1m $build >&2 || true) & jobs=\"$jobs $!\"\n", file, 2*slot, fmt.Sprintf(match, slot))
+		script += fmt.Sprintf("build=$(bkstub submit --queue b200 --steps %s)\n(sleep %d; SECONDS=0; until pkill -KILL %s || [ $SECONDS -ge 60 ]; do sleep 0.1; done; bkstub cancel $build || true; bkstub wait --timeout 1m $build >&2 || true) & jobs=\"$jobs $!\"\n", file, 2*slot, fmt.Sprintf(match, slot))
 	}
 	m.Sh(script + `wait $jobs; touch /root/done; wait $watch`)
 	must.Equal(t, "", m.Sh("cat /root/two"))
 	for slot := range 8 {
 		m.Wait("the container to go", fmt.Sprintf("! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu%d.slice/docker-*", slot))
+		idle(t, m, slot)
+	}
+}
+
+// rebooted reboots the machine during a job that then runs for a while: the agent finishes it before it ends, and all slots
+// serve again. The stand-in for Buildkite, and who waits for the build there, stay until the agent has ended.
+func rebooted(t *testing.T, m *vm.Machine) {
+	t.Helper()
+	m.Sh(`mkdir -p /etc/systemd/system/buildkite-agent-gpu3.service.d
+printf '[Unit]\nAfter=bkstub.service\n' >/etc/systemd/system/buildkite-agent-gpu3.service.d/stub.conf; systemctl daemon-reload`)
+	build := submitted(m, 3, "i=0; until [ $$i = 60 ]; do i=$$((i + 1)); echo line $$i; sleep 1; done; echo '{}' >out.json; echo last $$i")
+	m.Sh("systemd-run -q -p DefaultDependencies=no bash -c 'bkstub wait --json " + build + " >/root/waited; sync'")
+	m.Reboot()
+	waited := m.Sh("cat /root/waited")
+	must.Contain(t, waited, "last 60")
+	must.Contain(t, waited, "passed")
+	m.Sh("bkstub wait-agents --count 8 --timeout 10m")
+	for slot := range 8 {
 		idle(t, m, slot)
 	}
 }
