@@ -21,7 +21,6 @@ var Owned = []string{
 	UnitDir + "/kbnode-job-gpu[0-9]*.socket",
 	UnitDir + "/kbnode-job-gpu[0-9]*@.service",
 	UnitDir + `/system-kbnode\x2djob\x2dgpu[0-9]*.slice`, // JobSlice
-	UnitDir + "/kbnode-guard-gpu[0-9]*.service",          // of earlier versions
 	UnitDir + "/" + NodeService,
 	UnitDir + "/" + NodeTimer,
 	UnitDir + "/kbnode-image.service",
