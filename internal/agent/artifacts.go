@@ -41,12 +41,6 @@ func (e LimitError) Error() string { return string(e) }
 
 func exceeds(format string, args ...any) error { return LimitError(fmt.Sprintf(format, args...)) }
 
-// Prepare is Sift without what it removed.
-func Prepare(ctx context.Context, dir string, patterns []string, status string, canceled bool) error {
-	_, err := Sift(ctx, dir, patterns, status, canceled)
-	return err
-}
-
 // Sift makes it safe to upload artifacts from a directory in which nothing runs any more, and which no
 // one needs afterward: it removes what is not a file, a noise record that the job made up, and a result
 // that was not finished, and lets anyone read the rest. status is the exit status of the job's command, as
@@ -137,7 +131,7 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 	}
 	f, err := at.Open(".")
 	if err != nil {
-		return ignoreShut(err)
+		return ignoreAbsent(err)
 	}
 	defer func() { _ = f.Close() }()
 	here, err := f.Stat()
@@ -154,7 +148,7 @@ func (w *walk) dir(at *os.Root, dir string, depth int) error {
 func dropACLs(file string) error {
 	for _, list := range []string{"system.posix_acl_access", "system.posix_acl_default"} {
 		if err := unix.Lremovexattr(file, list); err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.EOPNOTSUPP) {
-			return ignoreShut(fmt.Errorf("remove %s: %w", list, err))
+			return ignoreAbsent(fmt.Errorf("remove %s: %w", list, err))
 		}
 	}
 	return nil
@@ -203,10 +197,9 @@ func each(dir *os.File, do func(name string) error) error {
 	}
 }
 
-// ignoreShut ignores errors for what is gone, or is closed to the slot's user, who runs this in an earlier
-// kbnode's hook: the upload cannot get there either.
-func ignoreShut(err error) error {
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) {
+// ignoreAbsent ignores errors for what is not there: the walk removes files that links lead through.
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
@@ -223,7 +216,7 @@ func (w *walk) entry(at *os.Root, dir *os.File, whole string, depth int) error {
 	name := path.Base(whole)
 	info, err := at.Lstat(name)
 	if err != nil {
-		return ignoreShut(err)
+		return ignoreAbsent(err)
 	}
 	if info.IsDir() || info.Mode().IsRegular() {
 		if err := dropACLs(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)); err != nil {
@@ -236,17 +229,17 @@ func (w *walk) entry(at *os.Root, dir *os.File, whole string, depth int) error {
 			w.forged = append(w.forged, whole)
 		}
 	case mode.IsDir():
-		if err := ignoreShut(at.Chmod(name, mode.Perm()|0o555)); err != nil {
+		if err := ignoreAbsent(at.Chmod(name, mode.Perm()|0o555)); err != nil {
 			return err
 		}
 		below, err := at.OpenRoot(name)
 		if err != nil {
-			return ignoreShut(err)
+			return ignoreAbsent(err)
 		}
 		defer func() { _ = below.Close() }()
 		return w.dir(below, whole, depth+1)
 	case mode.IsRegular():
-		if err := ignoreShut(at.Chmod(name, mode.Perm()|0o444)); err != nil {
+		if err := ignoreAbsent(at.Chmod(name, mode.Perm()|0o444)); err != nil {
 			return err
 		}
 		return w.count(whole, info)
@@ -296,11 +289,11 @@ func (w *walk) behind(whole, at string, depth int) error {
 		real, err = filepath.Rel(w.top, real)
 	}
 	if err != nil || !filepath.IsLocal(real) {
-		return ignoreShut(err)
+		return ignoreAbsent(err)
 	}
 	f, err := w.root.Open(real)
 	if err != nil {
-		return ignoreShut(err)
+		return ignoreAbsent(err)
 	}
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
@@ -308,7 +301,7 @@ func (w *walk) behind(whole, at string, depth int) error {
 		return err
 	}
 	if w.isAncestor(info) { // links that lead to each other
-		return ignoreShut(w.root.Remove(at))
+		return ignoreAbsent(w.root.Remove(at))
 	}
 	w.ancestors = append(w.ancestors, info)
 	defer func() { w.ancestors = w.ancestors[:len(w.ancestors)-1] }()
@@ -325,7 +318,7 @@ func (w *walk) found(whole, at string, depth int) error {
 	}
 	target, err := w.root.Stat(at)
 	if err != nil {
-		return ignoreShut(err)
+		return ignoreAbsent(err)
 	}
 	if target.IsDir() {
 		return w.behind(whole, at, depth+1)

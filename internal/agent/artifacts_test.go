@@ -19,14 +19,15 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// prepare prepares the artifacts of a job that has succeeded.
-func prepare(t *testing.T, dir, patterns string) error {
+// sift sifts the artifacts of a job that has succeeded.
+func sift(t *testing.T, dir, patterns string) error {
 	t.Helper()
-	return Prepare(t.Context(), dir, strings.Split(patterns, ";"), "0", false)
+	_, err := Sift(t.Context(), dir, strings.Split(patterns, ";"), "0", false)
+	return err
 }
 
-// TestPrepare leaves what the agent may read: files, and links to files in the checkout.
-func TestPrepare(t *testing.T) {
+// TestSift leaves what the agent may read: files, and links to files in the checkout.
+func TestSift(t *testing.T) {
 	t.Parallel()
 	elsewhere, dir := t.TempDir(), t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(elsewhere, "secret"), nil, 0o600))
@@ -43,7 +44,7 @@ func TestPrepare(t *testing.T) {
 		must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	must.Do(t, errors.Join(syscall.Mkfifo(filepath.Join(dir, "profile/pipe"), 0o600), os.Chmod(filepath.Join(dir, "locked"), 0o2000)))
-	must.Err(t, prepare(t, dir, "result.json"), "")
+	must.Err(t, sift(t, dir, "result.json"), "")
 	var left []string
 	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, _ error) error {
 		info, err := e.Info()
@@ -64,28 +65,29 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestPrepareIsBounded gives up on a tree that is too deep, and without time.
-func TestPrepareIsBounded(t *testing.T) {
+// TestSiftIsBounded gives up on a tree that is too deep, and without time.
+func TestSiftIsBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Do(t, os.MkdirAll(filepath.Join(dir, strings.Repeat("d/", maxDepth)), 0o700))
-	must.Err(t, prepare(t, dir, "**"), "")
+	must.Err(t, sift(t, dir, "**"), "")
 	must.Do(t, os.Mkdir(filepath.Join(dir, strings.Repeat("d/", maxDepth), "d"), 0o700))
-	must.Err(t, prepare(t, dir, "**"), "deeper than 100 directories")
+	must.Err(t, sift(t, dir, "**"), "deeper than 100 directories")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Prepare(ctx, dir, []string{"*"}, "0", false); !errors.Is(err, context.Canceled) {
+	if _, err := Sift(ctx, dir, []string{"*"}, "0", false); !errors.Is(err, context.Canceled) {
 		t.Errorf("without time: %v", err)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 0)
 	defer cancel()
-	if _, own := errors.AsType[LimitError](Prepare(ctx, dir, []string{"*"}, "0", false)); !own {
+	_, err := Sift(ctx, dir, []string{"*"}, "0", false)
+	if _, own := errors.AsType[LimitError](err); !own {
 		t.Error("files that take too long to look at are not the job's doing")
 	}
 }
 
-// TestPrepareBoundsSizes uploads nothing where an upload would not end: a sparse file takes no space.
-func TestPrepareBoundsSizes(t *testing.T) {
+// TestSiftBoundsSizes uploads nothing where an upload would not end: a sparse file takes no space.
+func TestSiftBoundsSizes(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		patterns string
@@ -114,53 +116,53 @@ func TestPrepareBoundsSizes(t *testing.T) {
 		if row.link != "" {
 			must.Do(t, errors.Join(os.Symlink(row.link, filepath.Join(dir, "l1")), os.Symlink(row.link, filepath.Join(dir, "l2"))))
 		}
-		err := prepare(t, dir, row.patterns)
+		err := sift(t, dir, row.patterns)
 		must.Err(t, err, row.says)
 	}
 }
 
-// TestPrepareBoundsNumbers takes no pattern that finds very many files.
-func TestPrepareBoundsNumbers(t *testing.T) {
+// TestSiftBoundsNumbers takes no pattern that finds very many files.
+func TestSiftBoundsNumbers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for i := range maxUploads {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "x"+strconv.Itoa(i)), nil, 0o600))
 	}
-	must.Err(t, prepare(t, dir, "x*; x0*;;y/[ab]/**"), "")
+	must.Err(t, sift(t, dir, "x*; x0*;;y/[ab]/**"), "")
 	must.Do(t, os.WriteFile(filepath.Join(dir, "one-more"), nil, 0o600))
-	must.Err(t, prepare(t, dir, "x*;x1*"), "")
-	must.Err(t, prepare(t, dir, "x*;one-more"), "more than 10000 files")
-	must.Err(t, prepare(t, dir, "**"), "more than 10000 files")
+	must.Err(t, sift(t, dir, "x*;x1*"), "")
+	must.Err(t, sift(t, dir, "x*;one-more"), "more than 10000 files")
+	must.Err(t, sift(t, dir, "**"), "more than 10000 files")
 }
 
-// TestPrepareBoundsPaths takes no path that is too long for an upload, and no more paths of links than it may keep.
-func TestPrepareBoundsPaths(t *testing.T) {
+// TestSiftBoundsPaths takes no path that is too long for an upload, and no more paths of links than it may keep.
+func TestSiftBoundsPaths(t *testing.T) {
 	t.Parallel()
 	dir, name := t.TempDir(), strings.Repeat("d", 250)
 	deep := strings.Repeat(name+"/", maxPath/len(name)-1)
 	must.Do(t, os.MkdirAll(filepath.Join(dir, deep, "s"), 0o700))
 	for i := range maxLinks/(len(deep)+200) + 1 {
 		if i == 10 {
-			must.Err(t, prepare(t, dir, "none"), "")
+			must.Err(t, sift(t, dir, "none"), "")
 		}
 		must.Do(t, os.Symlink("s", filepath.Join(dir, deep, strings.Repeat("l", 200)+strconv.Itoa(i))))
 	}
-	must.Err(t, prepare(t, dir, "none"), "the checkout's links have more than 32 MiB together")
+	must.Err(t, sift(t, dir, "none"), "the checkout's links have more than 32 MiB together")
 
 	dir = t.TempDir()
 	must.Do(t, os.MkdirAll(filepath.Join(dir, deep, name, name), 0o700))
-	must.Err(t, prepare(t, dir, "none"), "has a path of 3262 bytes; use at most 3072")
+	must.Err(t, sift(t, dir, "none"), "has a path of 3262 bytes; use at most 3072")
 
 	dir = t.TempDir() // through links
 	must.Do(t, errors.Join(os.MkdirAll(filepath.Join(dir, "near"), 0o700), os.MkdirAll(filepath.Join(dir, deep), 0o700),
 		os.Symlink(strings.Repeat("../", strings.Count(deep, "/"))+"near", filepath.Join(dir, deep, "l")), os.WriteFile(filepath.Join(dir, "near", name), nil, 0o600),
 		os.Mkdir(filepath.Join(dir, "near", name[1:]), 0o700), os.WriteFile(filepath.Join(dir, "near", name[1:], name), nil, 0o600)))
-	must.Err(t, prepare(t, dir, "near/*"), "")
-	must.Err(t, prepare(t, dir, "**"), "use at most 3072")
+	must.Err(t, sift(t, dir, "near/*"), "")
+	must.Err(t, sift(t, dir, "**"), "use at most 3072")
 }
 
-// TestPrepareDropsACLs leaves nothing that is closed to the agent's user in spite of its mode.
-func TestPrepareDropsACLs(t *testing.T) {
+// TestSiftDropsACLs leaves nothing that is closed to the agent's user in spite of its mode.
+func TestSiftDropsACLs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Do(t, errors.Join(os.Mkdir(filepath.Join(dir, "d"), 0o700), os.WriteFile(filepath.Join(dir, "d", "f"), nil, 0o600)))
@@ -176,7 +178,7 @@ func TestPrepareDropsACLs(t *testing.T) {
 			}
 		}
 	}
-	must.Err(t, prepare(t, dir, "none"), "")
+	must.Err(t, sift(t, dir, "none"), "")
 	for name, kinds := range files {
 		for _, kind := range kinds {
 			if n, err := syscall.Getxattr(filepath.Join(dir, name), "system.posix_acl_"+kind, nil); !errors.Is(err, syscall.ENODATA) {
@@ -186,8 +188,8 @@ func TestPrepareDropsACLs(t *testing.T) {
 	}
 }
 
-// TestPrepareOnAFullDisk blames the job for lists that cannot be removed because the disk that it filled has no room.
-func TestPrepareOnAFullDisk(t *testing.T) {
+// TestSiftOnAFullDisk blames the job for lists that cannot be removed because the disk that it filled has no room.
+func TestSiftOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	must.Root(t, "mounts a file system")
 	dir, image := t.TempDir(), must.Write(t, t.TempDir(), "disk", "")
@@ -217,14 +219,14 @@ func TestPrepareOnAFullDisk(t *testing.T) {
 		}
 	}
 	must.Do(t, fill.Close())
-	err = prepare(t, dir, "*")
+	err = sift(t, dir, "*")
 	if _, own := errors.AsType[LimitError](err); !own {
 		t.Error(err)
 	}
 }
 
-// TestPrepareDropsBrokenLinks removes links whose target was removed after them: the upload would end at one.
-func TestPrepareDropsBrokenLinks(t *testing.T) {
+// TestSiftDropsBrokenLinks removes links whose target was removed after them: the upload would end at one.
+func TestSiftDropsBrokenLinks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Do(t, errors.Join(os.Mkdir(filepath.Join(dir, "z"), 0o700), os.Symlink("..", filepath.Join(dir, "z", "up")),
@@ -235,7 +237,7 @@ func TestPrepareDropsBrokenLinks(t *testing.T) {
 		}
 	}
 	must.Do(t, os.Symlink("f", filepath.Join(dir, "good")))
-	must.Err(t, prepare(t, dir, "*"), "")
+	must.Err(t, sift(t, dir, "**"), "")
 	left, err := filepath.Glob(filepath.Join(dir, "*"))
 	must.Do(t, err)
 	for i := range left {
@@ -246,13 +248,14 @@ func TestPrepareDropsBrokenLinks(t *testing.T) {
 	}
 }
 
-// TestPrepareDropsLinksToUnfinished removes links to a result that was not finished, as the result itself.
-func TestPrepareDropsLinksToUnfinished(t *testing.T) {
+// TestSiftDropsLinksToUnfinished removes links to a result that was not finished, as the result itself.
+func TestSiftDropsLinksToUnfinished(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	must.Do(t, errors.Join(os.WriteFile(filepath.Join(dir, "result.json"), []byte(`{"success": true, "runs": {}}`), 0o600),
 		os.Symlink("result.json", filepath.Join(dir, "a")), os.Symlink("a", filepath.Join(dir, "b"))))
-	must.Err(t, Prepare(t.Context(), dir, []string{"*"}, "1", false), "")
+	_, err := Sift(t.Context(), dir, []string{"*"}, "1", false)
+	must.Err(t, err, "")
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Error(left, err)
 	}
@@ -305,8 +308,8 @@ func TestOnlyOneResult(t *testing.T) {
 	}
 }
 
-// TestPrepareFollowsLinks bounds what a pattern finds behind links to directories, as the upload does.
-func TestPrepareFollowsLinks(t *testing.T) {
+// TestSiftFollowsLinks bounds what a pattern finds behind links to directories, as the upload does.
+func TestSiftFollowsLinks(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
 		pattern string
@@ -337,13 +340,13 @@ func TestPrepareFollowsLinks(t *testing.T) {
 		for name, target := range row.links {
 			must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 		}
-		must.Err(t, prepare(t, dir, row.pattern), row.says)
+		must.Err(t, sift(t, dir, row.pattern), row.says)
 	}
 }
 
-// TestPrepareKeepsLinks keeps links that lead to a directory through many others, and names only forged results that
+// TestSiftKeepsLinks keeps links that lead to a directory through many others, and names only forged results that
 // would have been uploaded.
-func TestPrepareKeepsLinks(t *testing.T) {
+func TestSiftKeepsLinks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	const packages = 20

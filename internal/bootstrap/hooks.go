@@ -19,7 +19,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
-	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // The hooks of the node's operator that are honored.
@@ -31,9 +30,8 @@ const (
 // Bounds on a hook.
 const (
 	hookTime    = 30 * time.Second
-	maxHook     = 1 << 20  // bytes of its file
 	maxHookLog  = 64 << 10 // bytes of its output
-	maxHookVars = 2 << 20  // bytes of the environment that it leaves
+	maxHookVars = 2 << 20  // bytes of the environment that it leaves, and of the slot's variables
 )
 
 // hookPath is PATH for hooks. hookShell runs one as the agent's own bootstrap does, in a shell whose
@@ -131,7 +129,7 @@ func (c Config) hookTime() time.Duration {
 }
 
 // CheckHook reports whether there is a hook of the operator's, and refuses one that others than its
-// owner, root, can change. Hooks that earlier versions of kbnode wrote are none.
+// owner, root, can change.
 func CheckHook(path string, owner int) (there bool, err error) {
 	for _, p := range []string{filepath.Dir(path), path} {
 		info, err := os.Lstat(p)
@@ -146,16 +144,12 @@ func CheckHook(path string, owner int) (there bool, err error) {
 			return false, fmt.Errorf("%s must be root's own, and no one else may write to it", p)
 		}
 	}
-	text, err := limit.ReadFile(path, maxHook)
-	if err != nil {
-		return false, err
-	}
-	return !plan.IsMarked(string(text)), nil
+	return true, nil
 }
 
 // slotVars returns the slot's variables, which each job has.
 func (c Config) slotVars() (map[string]string, error) {
-	text, err := limit.ReadFile(c.SlotVars, maxHook)
+	text, err := limit.ReadFile(c.SlotVars, maxHookVars)
 	if err != nil {
 		return nil, fmt.Errorf("read the slot's variables: %w", err)
 	}

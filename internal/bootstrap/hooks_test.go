@@ -93,7 +93,6 @@ func TestEnvironmentHook(t *testing.T) {
 		"much output":         {hook: "head -c 1000000 /dev/zero | tr '\\0' x", env: "RUN=theirs", says: strings.Repeat("x", maxHookLog) + "\n…\n+++ true"},
 		"too much":            {hook: "for ((i = 0; i < 30; i++)); do printf -v v '%0100000d' 0; export V$i=$v; done", status: ExitNode, says: "exports more than Linux takes"},
 		"not text":            {hook: `export A=$'\xff'`, status: ExitNode, says: "not UTF-8"},
-		"kbnode's old one":    {hook: "# " + plan.Marker + "\nexit 3", env: "RUN=theirs"},
 		"stays in background": {hook: "sleep 600 & export A=1", env: "RUN=theirs A=1"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -209,8 +209,7 @@ func (w *configFlags) config() (config.Config, error) {
 			errs = append(errs, fmt.Errorf("--gpus: %w", err))
 		}
 		c.GPUs = g
-		// Some read a bare number as a count, as in `gpus: 4`, others as an index. A wrong guess
-		// would lend the wrong GPUs.
+		// Some read a bare number as a count, others as an index. A wrong guess would lend the wrong GPUs.
 		if n, err := strconv.Atoi(strings.TrimSpace(w.gpus)); err == nil && n > 0 {
 			errs = append(errs, fmt.Errorf("--gpus %d may mean %[1]d GPUs or GPU %[1]d; write --gpu-count %[1]d for %[1]d GPUs, or --gpus %[1]d-%[1]d for GPU %[1]d alone", n))
 		}

@@ -131,7 +131,6 @@ func TestConfigFileOfATree(t *testing.T) {
 		{name: "kbnode's own keeps what no flag says", text: ours + "queue: from-file\nnode: n9\n", args: []string{"--cpus-per-slot", "4"}, out: `"agent": "n9-gpu0"`},
 		{name: "an operator's that agrees", text: "queue: from-file\n", args: []string{"--queue", "from-file"}, out: `"queue": "from-file"`},
 		{name: "an operator's that disagrees", text: "queue: from-file\n", args: []string{"--queue", "from-flag"}, code: 2, err: plan.ConfigPath + " was written by hand and conflicts"},
-		{name: "an operator's old count that agrees", text: "queue: a\ngpus: 4\n", args: []string{"--gpu-count", "4"}, out: "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4"},
 		{name: "an operator's count that disagrees", text: "gpu_count: 4\n", args: []string{"--gpus", "0-3"}, code: 2, err: "written by hand and conflicts"},
 		{name: "kbnode's own count gives way to a choice", text: ours + "gpu_count: 4\n", args: []string{"--gpus", "6-7"}, out: `"name": "gpu7"`},
 		{
@@ -175,10 +174,7 @@ func TestConfigFileIsWrittenWhereItMustBe(t *testing.T) {
 		{name: "all is said", text: ours + "queue: a # why\n", want: contentKept},
 		{name: "said again", text: ours + "queue: a\n", args: []string{"--queue", "a"}, want: contentKept},
 		{name: "a new wish", text: ours + "queue: a\n", args: []string{"--queue", "b"}, want: "queue: b"},
-		{name: "an old spelling", text: ours + "queue: a\ngpus: 4\n", want: "gpu_count: 4"},
-		{name: "an old choice", text: ours + "queue: a\ngpus: '4'\n", want: "gpus: [4]"},
 		{name: "by hand", text: "queue: a\n"},
-		{name: "an old spelling by hand", text: "queue: a\ngpus: 4\n"},
 	} {
 		root := machinetest.B200x8().Dir(t)
 		if tt.text != "" {

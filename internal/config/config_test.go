@@ -32,7 +32,6 @@ var parseCases = []struct {
 	{name: "GPU in two ranges", text: "gpus: 0-3,2-5\n", err: "f.yaml:1: gpus: GPU 2 is listed twice"},
 	{name: "no number of GPUs", text: "queue: a\ngpu_count: 0\n", err: `f.yaml:2: gpu_count: "0" is not a number of GPUs; write one above 0`},
 	{name: "count against choice", text: "gpus: 0-3\ngpu_count: 2\n", err: "f.yaml:2: gpu_count: 2 and gpus, which lists 4, contradict each other"},
-	{name: "old count against count", text: "gpus: 4\ngpu_count: 2\n", err: `f.yaml:2: key "gpu_count" is set twice`},
 	{name: "one GPU in a list", text: "gpus: [4]\n", want: Config{GPUs: GPUs{List: []string{"4"}}}},
 	{name: "no reserve", text: "reserve: {cpus: 0}\n", want: Config{Reserve: Reserve{CPUs: NoThreads}}},
 	{name: "negative reserve", text: "reserve:\n  cpus: -1\n", err: "f.yaml:2: reserve.cpus: -1 is negative; write 0 for none"},
@@ -50,7 +49,8 @@ var parseCases = []struct {
 	{name: "not YAML", text: "queue: [\n", err: "f.yaml:"},
 	{name: "GPU twice", text: "gpus: [1, 1]\n", err: "f.yaml:1: gpus: GPU 1 is listed twice"},
 	{name: "no GPU", text: "gpus: [x]\n", err: `f.yaml:1: gpus: "x" is not a GPU`},
-	{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 is not a number of GPUs"},
+	{name: "zero GPUs", text: "gpus: 0\n", err: "f.yaml:1: gpus: 0 may be a number of GPUs or a GPU"},
+	{name: "number or GPU", text: "queue: a\ngpus: 4\n", err: "f.yaml:2: gpus: 4 may be a number of GPUs or a GPU; write gpu_count: 4 for four"},
 	{name: "negative", text: "cpus_per_slot: -1\n", err: "f.yaml:1: cpus_per_slot: -1 is negative"},
 	{name: "unanchored pattern", text: "agent:\n  allowed_repositories: ['github.com/x']\n", err: `f.yaml:2: agent.allowed_repositories: "github.com/x" matches anywhere in a name; write "^github.com/x$"`},
 	{name: "own tag", text: "agent:\n  tags: [queue=x]\n", err: `kbnode sets the tag "queue"`},
@@ -185,36 +185,6 @@ func TestMergeOfCounts(t *testing.T) {
 	}
 }
 
-// TestOldCounts reads files from before gpu_count: they keep their meaning, and a note says so.
-func TestOldCounts(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]struct {
-		Config
-		note string
-	}{
-		"gpus: 4\n":            {Config{GPUCount: 4}, "gpus: 4 is read as the first 4 GPUs; write gpu_count: 4 for that, or gpus: [4] for only GPU 4"},
-		"gpus: &n 2\n":         {Config{GPUCount: 2}, "write gpu_count: 2"},
-		"gpus: '4'\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, "gpus: '4' means only GPU 4; write gpus: [4], or gpu_count: 4"},
-		"gpus: '0'\n":          {Config{GPUs: GPUs{List: []string{"0"}}}, "gpus: '0' means only GPU 0; write gpus: [0]"},
-		"gpus: [4]\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
-		"gpus: 4-4\n":          {Config{GPUs: GPUs{List: []string{"4"}}}, ""},
-		"gpus: all\n":          {Config{GPUs: GPUs{All: true}}, ""},
-		"reserve: {cpus: 4}\n": {Config{Reserve: Reserve{CPUs: 4}}, ""},
-	} {
-		f, err := Read("f", []byte(text))
-		if err != nil {
-			t.Errorf("%q: %v", text, err)
-			continue
-		}
-		if diff := cmp.Diff(want.Config, f.Config); diff != "" {
-			t.Errorf("%q: %s", text, diff)
-		}
-		if said := strings.Join(f.Notes, "\n"); (said == "") != (want.note == "") || !strings.Contains(said, want.note) || strings.Contains(said, "gpu_count: 0") {
-			t.Errorf("%q: said is %q, want %q", text, said, want.note)
-		}
-	}
-}
-
 // TestNetworksWarning checks files with addresses that no job reaches.
 func TestNetworksWarning(t *testing.T) {
 	t.Parallel()
@@ -244,27 +214,6 @@ func TestTimeWarning(t *testing.T) {
 		if said := strings.Join(report.Warnings, "\n"); (said == "") != (want == "") || !strings.HasPrefix(said, want) {
 			t.Errorf("%s: %q", job, said)
 		}
-	}
-}
-
-// TestObsoleteKeys reads files with keys of earlier versions, whatever they hold: a note says that
-// each has no effect.
-func TestObsoleteKeys(t *testing.T) {
-	t.Parallel()
-	f, err := Read("f", []byte("agent:\n  allowed_plugins: &p ['^a$']\n  allowed_environment: {a: [b]}\n  proxies: 7\n  allowed_repositories: *p\nimage: {first_jobs: 5}\n"))
-	must.Do(t, err)
-	must.Equal(t, Config{Agent: Agent{AllowedRepositories: Patterns{"^a$"}}}, f.Config)
-	want := []string{
-		"agent.allowed_plugins has no effect any more; remove it: no plugin runs, and kbnode reads the docker plugin's options itself",
-		"agent.allowed_environment has no effect any more; remove it: a build's variables reach its container only",
-		"agent.proxies has no effect any more; remove it: agents reach all ports of this machine",
-		"image.first_jobs has no effect any more; remove it: a canary tries an image, and kbnode image rollback takes it back",
-	}
-	if diff := cmp.Diff(want, f.Notes); diff != "" || len(f.Lines) != 1 {
-		t.Errorf("%v, %s", f.Lines, diff)
-	}
-	if _, err := Parse("f", []byte("proxies: [a]\n")); err == nil {
-		t.Error("a key of this name elsewhere is known")
 	}
 }
 

@@ -2,9 +2,7 @@ package config
 
 import (
 	"bytes"
-	"fmt"
 	"reflect"
-	"strconv"
 	"strings"
 
 	"gopkg.in/yaml.v3"
@@ -25,9 +23,6 @@ type File struct {
 	Config Config
 	// Lines has the line of each key with a value, by dotted path.
 	Lines map[string]int
-	// Notes has sentences about old spellings, how they were read and what to write, and about
-	// keys without effect.
-	Notes []string
 }
 
 // Parse returns the Config that [Read] reads.
@@ -60,14 +55,13 @@ func Read(name string, text []byte) (File, error) {
 	if err := r.Err(shownMost); err != nil {
 		return File{}, err
 	}
-	return File{c, r.lines, r.notes}, nil
+	return File{c, r.lines}, nil
 }
 
 // reader collects the findings in a file.
 type reader struct {
 	yamlfile.Faults
 	lines map[string]int
-	notes []string
 }
 
 // checkKeys checks the keys of a group of type t. It finds what decoding would ignore
@@ -86,13 +80,6 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 	var content []*yaml.Node
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
-		if prefix == "" && key.Value == "gpus" {
-			r.oldCount(key, target(value))
-		}
-		if why := obsolete[prefix+key.Value]; why != "" {
-			r.notes = append(r.notes, fmt.Sprintf("%s has no effect any more; remove it: %s", prefix+key.Value, why))
-			continue
-		}
 		typ, ok := known[key.Value]
 		switch before := first[key.Value]; {
 		case !ok:
@@ -116,31 +103,6 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		content = append(content, key, value)
 	}
 	n.Content = content
-}
-
-// obsolete are keys that earlier versions had, and why they have no effect any more. The next
-// version refuses them.
-var obsolete = map[string]string{
-	"agent.allowed_environment": "a build's variables reach its container only",
-	"agent.allowed_plugins":     "no plugin runs, and kbnode reads the docker plugin's options itself",
-	"agent.proxies":             "agents reach all ports of this machine",
-	"image.first_jobs":          "a canary tries an image, and kbnode image rollback takes it back",
-}
-
-// oldCount reads `gpus: 4` as it was meant before gpu_count: a number meant that many
-// GPUs, from the first, and a text named one.
-func (r *reader) oldCount(key, value *yaml.Node) {
-	v, err := strconv.Atoi(value.Value)
-	switch {
-	case err != nil || v < 0:
-	case value.ShortTag() == "!!str" && v == 0:
-		r.notes = append(r.notes, "gpus: '0' means only GPU 0; write gpus: [0]")
-	case value.ShortTag() == "!!str":
-		r.notes = append(r.notes, fmt.Sprintf("gpus: '%d' means only GPU %[1]d; write gpus: [%[1]d], or gpu_count: %[1]d for the first %[1]d GPUs", v))
-	case v > 0:
-		key.Value = "gpu_count"
-		r.notes = append(r.notes, fmt.Sprintf("gpus: %d is read as the first %[1]d GPUs; write gpu_count: %[1]d for that, or gpus: [%[1]d] for only GPU %[1]d", v))
-	}
 }
 
 // fits reports whether a value can be decoded: it has no groups, whose keys would

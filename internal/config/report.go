@@ -28,7 +28,7 @@ func CheckFile(name string, doc []byte) (Checked, error) {
 		wrong.Add(f.Lines["slots"], "slots: %d is set, but the GPUs decide how many slots there are; also write gpus: none, or leave slots out", n)
 		f, err = File{}, wrong
 	}
-	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []yamlfile.Fault{}, Warnings: append([]string{}, f.Notes...)}
+	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []yamlfile.Fault{}, Warnings: []string{}}
 	if faults, ok := errors.AsType[*yamlfile.Faults](err); ok {
 		report.Faults = faults.List
 	}

@@ -84,13 +84,12 @@ func TestShow(t *testing.T) {
 func TestCheckFile(t *testing.T) {
 	t.Parallel()
 	for text, line := range map[string]int{
-		"queue: a\nslots: 4\n":                  2,
-		"slots: 4\nqueue: a\ngpus: all\n":       1,
-		"queue: a\ngpus: 0-3\nslots: 4\n":       3,
-		"gpu_count: 4\nqueue: a\nslots: 4\n":    3,
-		"queue: a\ngpus: none\nslots: 4\n":      0,
-		"queue: a\ngpu_count: 4\ngpus: 0-3\n":   0,
-		"queue: a\ngpus: 4\ngpus_per_slot: 2\n": 0,
+		"queue: a\nslots: 4\n":                2,
+		"slots: 4\nqueue: a\ngpus: all\n":     1,
+		"queue: a\ngpus: 0-3\nslots: 4\n":     3,
+		"gpu_count: 4\nqueue: a\nslots: 4\n":  3,
+		"queue: a\ngpus: none\nslots: 4\n":    0,
+		"queue: a\ngpu_count: 4\ngpus: 0-3\n": 0,
 	} {
 		report, err := CheckFile("f", []byte(text))
 		want := ""

@@ -161,7 +161,7 @@ var moreCases = map[string]bool{
 	"node: a_b": false, "node: a.b-c": true,
 	"gpus: [0, GPU-1f, '0000:1a:00.0']": true, "gpus: 0,2": true, "gpus: '0, x'": false, "gpus: []": false, "gpus: 1.5": false, "gpus: {a: 1}": false, "gpus: [10000]": false, "gpus: some": false,
 	"gpus: none\nslots: 4": true, "gpus: ['0:3', 'GPU-1f:0', '1a:00.0:6']": true, "gpus: '0:x'": false, "gpus: ['0:100']": false,
-	"gpus: 0-3": true, "gpus: '0,2-3'": true, "gpus: [0-3, 6]": true, "gpus: [GPU-1f, 2-2]": true, "gpus: 0-x": false, "gpus: '-3'": false, "gpus: '0-'": false, "gpus: 0-1-2": false, "gpus: '0-3:1'": false, "gpus: 0--3": false, "gpus: [10000-10001]": false, "gpus: -1": false,
+	"gpus: 4": false, "gpus: '4'": true, "gpus: 4-4": true, "gpus: 0-3": true, "gpus: '0,2-3'": true, "gpus: [0-3, 6]": true, "gpus: [GPU-1f, 2-2]": true, "gpus: 0-x": false, "gpus: '-3'": false, "gpus: '0-'": false, "gpus: 0-1-2": false, "gpus: '0-3:1'": false, "gpus: 0--3": false, "gpus: [10000-10001]": false, "gpus: -1": false,
 	"gpu_count: 4": true, "gpu_count: 0": false, "gpu_count: -2": false, "gpu_count: 1.5": false, "gpu_count: '4'": false, "gpu_count: all": false, "gpu_count: [4]": false, "gpu_count: {a: 4}": false, "gpu_count: 4\ngpus: 0-3": true, "gpu_count: 2\ngpus: ['0:1', '0:2', 1]": true,
 	"gpus: 0-3\ngroups: [[0, GPU-1f]]": true, "gpus: [0, GPU-1f]\ngroups: [[0, 1]]": true, "gpus: [1, 2]\ngroups: [['01', 2]]": true, "gpus: ['0:1', 1]\ngroups: [[0, 1]]": true,
 	"groups: [[0-3], [4-5, 7]]": true, "groups: [['0:1-2']]": false,

@@ -26,8 +26,8 @@ func (g *GPUs) UnmarshalYAML(n *yaml.Node) (err error) {
 		text = joined(n)
 	case n.Kind != yaml.ScalarNode:
 		return mistake(n, "gpus: write all, none or a list such as [0, 2, 5] or 0-3")
-	case n.ShortTag() == "!!int": // valid numbers are gpu_count by now
-		return mistake(n, "gpus: %s is not a number of GPUs; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
+	case n.ShortTag() == "!!int":
+		return mistake(n, "gpus: %s may be a number of GPUs or a GPU; write gpu_count: 4 for four, or a list such as [0, 2, 5]", n.Value)
 	}
 	if err = undecimals(n, "gpus"); err != nil {
 		return err

@@ -125,7 +125,7 @@ func TestEnsure(t *testing.T) {
 					t.Errorf("with %s in use: %v", used, err)
 				}
 			}
-			if used == d.mount() { // an earlier kbnode left only this
+			if used == d.mount() { // a kbnode that was killed left only this
 				if err := errors.Join(unix.Unmount(d.Home, 0), d.Ensure(t.Context())); err != nil {
 					t.Error(err)
 				}

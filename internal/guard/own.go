@@ -18,10 +18,10 @@ func (g *guard) namePrefix() string { return "kbnode-" + g.policy.Name }
 // textLetters are those of rand.Text.
 const textLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 
-// owns reports whether a name is of one of the slot's containers. Earlier versions gave all of them the same.
+// owns reports whether a name is of one of the slot's containers.
 func (g *guard) owns(name string) bool {
-	rest, ok := strings.CutPrefix(strings.TrimSuffix(name, imageSuffix), g.namePrefix())
-	return ok && (rest == "" || strings.HasPrefix(rest, "-") && len(rest) == len("-"+rand.Text()) && strings.Trim(rest, "-"+textLetters) == "")
+	rest, ok := strings.CutPrefix(strings.TrimSuffix(name, imageSuffix), g.namePrefix()+"-")
+	return ok && len(rest) == len(rand.Text()) && strings.Trim(rest, textLetters) == ""
 }
 
 // detachTime is how long the engine may take to clear the slot's network.

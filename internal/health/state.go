@@ -100,10 +100,8 @@ func ParseState(text []byte) (State, error) {
 	if s.Schema != stateSchema {
 		return State{}, errors.New("read health state: it was written by another version of kbnode")
 	}
-	// Of what earlier versions judged, these have no checks any more.
-	s.Marks = slices.DeleteFunc(s.Marks, func(m Mark) bool {
-		return !slices.Contains(Checks, m.Check) || m.Check == checkThrottle && m.Detail == "cap" || m.Check == checkFabric && m.Detail == "health"
-	})
+	// Another version may judge what this one has no check for.
+	s.Marks = slices.DeleteFunc(s.Marks, func(m Mark) bool { return !slices.Contains(Checks, m.Check) })
 	return s, nil
 }
 

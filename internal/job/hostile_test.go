@@ -117,7 +117,6 @@ func TestCheckout(t *testing.T) {
 		"a part of it mounted":        {jobtest.Options(`"image":"a","mount-checkout":false,"volumes":["./x:/x"]`), job.CheckoutMirror},
 		"an evaluation":               {jobtest.Options(`"image":"a","command":["kbnode","runner"]`), job.CheckoutNone},
 		"an evaluation by its path":   {jobtest.Options(`"image":"a","entrypoint":"/usr/local/bin/kbnode","command":["runner"]`), job.CheckoutNone},
-		"an evaluation, annotated":    {jobtest.Options(`"image":"a","command":["exec kbnode  runner --annotate"]`), job.CheckoutNone},
 		"an evaluation and more":      {jobtest.Options(`"image":"a","command":["kbnode runner; cat x"]`), job.CheckoutMirror},
 		"an evaluation with files":    {jobtest.Options(`"image":"a","command":["kbnode","runner"],"volumes":["./x:/x"]`), job.CheckoutMirror},
 		"an evaluation of a file":     {jobtest.Options(`"image":"a","command":["kbnode","runner","--payload","x"]`), job.CheckoutMirror},

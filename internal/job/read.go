@@ -67,7 +67,7 @@ var (
 	uploadWords = lazy.Regexp(`\bbuildkite-agent\s+pipeline\s+upload\b`)
 	runnerForm  = lazy.Regexp(`^(exec\s+)?(/usr/local/bin/)?kbnode\s+runner([\s;&|<>]|$)`)
 	// bareForm is a runner that reads no file of the checkout: its payload is in variables.
-	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner( +--annotate)?$`)
+	bareForm  = lazy.Regexp(`^(exec +)?(/usr/local/bin/)?kbnode +runner$`)
 	userInfo  = lazy.Regexp(`(?s)//.*@`)
 	githubSSH = lazy.Regexp(`^(git@github\.com:|ssh://git@github\.com/)`)
 )

@@ -181,8 +181,7 @@ var errVersion = errors.New("the job comes from another version of kbnode than t
 const MaxSpec = 16 << 20
 
 // Parse reads what Marshal wrote, for a reader that does not trust the writer. Any other form of the
-// same Spec, such as one with a field twice, is no *Refusal but an error: another version of kbnode wrote it. A Spec
-// is returned with this error if it would be valid.
+// same Spec, such as one with a field twice, is no *Refusal but an error: another version of kbnode wrote it.
 func Parse(text []byte) (*Spec, error) {
 	var s Spec
 	if len(text) > MaxSpec {
@@ -192,10 +191,7 @@ func Parse(text []byte) (*Spec, error) {
 		return nil, fmt.Errorf("%w: %w", errVersion, err)
 	}
 	if again, err := s.Marshal(); err != nil || !bytes.Equal(again, text) {
-		if s.Validate() != nil {
-			return nil, errVersion
-		}
-		return &s, errVersion
+		return nil, errVersion
 	}
 	if err := s.Validate(); err != nil {
 		return nil, err

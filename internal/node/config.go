@@ -51,9 +51,9 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	}
 	n.written = config.Merge(config.Merge(read.Config, over), flags)
 	n.Config = n.written.WithDefaults()
-	n.Notes, n.old = read.Notes, len(read.Notes) > 0
+	n.Notes = nil
 	if c := over.GPUCount; c > 0 && flags.GPUs.IsZero() && flags.GPUCount == 0 {
-		n.Notes = append(n.Notes, fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", c))
+		n.Notes = []string{fmt.Sprintf("GPU_COUNT=%d is read as the first %[1]d GPUs; write --gpu-count %[1]d", c)}
 	}
 	var wrong []error
 	for _, p := range config.Validate(n.written) {

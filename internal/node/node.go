@@ -45,10 +45,9 @@ type Node struct {
 	Drains    []plan.Drain      // as stored
 	Agent     plan.AgentRelease // as stored
 	Plan      *plan.Plan
-	Notes     []string // about old spellings and files that cannot be read
+	Notes     []string // about variables of the old scripts, and a last inventory that cannot be read
 
 	written config.Config // without defaults
-	old     bool          // the configuration file has old spellings
 	absent  bool          // there is no configuration file
 	managed bool          // the configuration file is kbnode's own, or there is none
 	rewrite bool          // the file is missing, or lacks something that was asked for
@@ -171,9 +170,8 @@ func (n *Node) MakePlan() error {
 		}
 		in.Runner = program.Digest()
 	}
-	rewrite := n.rewrite || n.Reshape && n.old // an install writes the new spelling
-	in.ConfigKept = n.managed && !rewrite
-	if n.managed && rewrite {
+	in.ConfigKept = n.managed && !n.rewrite
+	if n.managed && n.rewrite {
 		if in.ConfigText, err = config.Render(n.written, plan.Marker+". kbnode install writes its flags here; to manage the file yourself, edit it and delete this line."); err != nil {
 			return err
 		}

@@ -63,8 +63,7 @@ func (p *Plan) addRelease(r AgentRelease) {
 	p.Files = append(p.Files, File{Path: file, Mode: 0o711, Owner: "root", Source: file, Slot: -1})
 }
 
-// agentFile is the content of AgentsPath. Earlier versions of kbnode wrote the keys
-// elsewhere: without keys, the version decides.
+// agentFile is the content of AgentsPath.
 type agentFile struct {
 	WrittenBy string `json:"written_by"`
 	Schema    int    `json:"schema"`

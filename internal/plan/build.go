@@ -167,6 +167,9 @@ func (b *builder) keep() error {
 	}
 	used := *b.inv
 	used.Memory, used.Disks = b.memory, b.disks
+	if b.cfg.Node != "" {
+		used.Hostname = "" // which no plan depends on
+	}
 	last, err := renderLast(&used)
 	if err != nil {
 		return err

@@ -21,13 +21,11 @@ var Owned = []string{
 	UnitDir + "/kbnode-job-gpu[0-9]*.socket",
 	UnitDir + "/kbnode-job-gpu[0-9]*@.service",
 	UnitDir + `/system-kbnode\x2djob\x2dgpu[0-9]*.slice`, // JobSlice
-	UnitDir + "/kbnode-guard-gpu[0-9]*.service",          // of earlier versions
 	UnitDir + "/" + NodeService,
 	UnitDir + "/" + NodeTimer,
 	UnitDir + "/kbnode-image.service",
 	UnitDir + "/kbnode-image.timer",
 	"/etc/buildkite-agent/agent-[0-9]*/*",
-	"/etc/buildkite-agent/gitconfig", // of earlier versions
 	HooksDir + "/*",
 	"/etc/kbnode/slots/gpu[0-9]*.json",
 	"/etc/cron.d/kbnode",

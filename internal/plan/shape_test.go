@@ -350,7 +350,7 @@ func TestReshape(t *testing.T) {
 			{mig(5, 4, 1, 2), part, true, "gpu0 b200 0\ngpu2 b200-1g-23gb 1/MIG-5-1-1\n"}, // an install counts again
 			{mig(5, 4, 1, 2), config.Config{GPUs: config.GPUs{List: []string{"0", "1:2"}}}, false, "gpu0 b200 0\ngpu3 b200-2g-46gb 1/MIG-5-1-2\n"},
 		},
-		"a choice that is gone": { // also if an older kbnode made the slots, and did not write what it chose
+		"a choice that is gone": {
 			{whole, config.Config{GPUsPerSlot: 2}, true, "gpu0 b200x2 0,1\ngpu2 b200x2 2,3\n"},
 			{whole, config.Config{}, false, "gpu0 b200 0\ngpu1 b200 1\ngpu2 b200 2\ngpu3 b200 3\n"},
 		},

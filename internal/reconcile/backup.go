@@ -17,9 +17,6 @@ import (
 // contains secrets, and uninstall leaves it.
 const BackupDir = "/var/backups/kbnode"
 
-// oldBackupDir is where earlier versions of kbnode had it.
-const oldBackupDir = "/var/lib/kbnode/backup"
-
 // backUp copies a file or link to BackupDir, beside what was copied from its path before.
 func (h *Host) backUp(name string) error {
 	info, err := os.Lstat(h.path(name))
@@ -41,23 +38,6 @@ func (h *Host) backUp(name string) error {
 		return err
 	}
 	return h.copy(name, to, info)
-}
-
-// keepOldBackups moves what an earlier version of kbnode backed up out of the directory that
-// uninstall deletes.
-func (h *Host) keepOldBackups() error {
-	if !exists(h.path(oldBackupDir)) {
-		return nil
-	}
-	err := h.mkdir(BackupDir, 0o700, owner{0, 0})
-	if err == nil {
-		to := "earlier"
-		for n := 2; exists(h.path(BackupDir, to)); n++ {
-			to = "earlier." + strconv.Itoa(n)
-		}
-		err = os.Rename(h.path(oldBackupDir), h.path(BackupDir, to))
-	}
-	return wrap(err, "move "+oldBackupDir)
 }
 
 // copy copies a link, or a file with its mode, owner and time.

@@ -69,7 +69,7 @@ const (
 	phaseReload
 	phaseDrain
 	phaseStop
-	phaseHooks // what agents of an earlier setup or version read, once they have stopped or are on their last job
+	phaseHooks // what agents of an earlier setup read, once they have stopped or are on their last job
 	phaseSlice
 	phaseTune
 	phaseStart

@@ -199,11 +199,7 @@ func (d *differ) removals() {
 			c.Why = "no longer planned"
 		}
 		d.deleted[name] = true
-		if got.slot < 0 && strings.HasPrefix(name, path.Dir(plan.HooksDir)+"/") && !d.uninstall {
-			d.add(phaseHooks, c)
-		} else {
-			d.add(phaseDelete, c)
-		}
+		d.add(phaseDelete, c)
 	}
 	d.removeDirs(names)
 	for _, name := range slices.Sorted(maps.Keys(d.s.users)) {

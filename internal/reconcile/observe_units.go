@@ -23,7 +23,7 @@ const unknown = "unknown"
 // unitPatterns are the names of plan.Owned's units as patterns of fnmatch(3).
 var unitPatterns = []string{
 	plan.ParentSlice, "buildkite-gpu*.slice", "buildkite-agent-gpu*.service",
-	"kbnode-job-gpu*.socket", "system-kbnode*job*gpu*.slice", "kbnode-guard-gpu*.service", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
+	"kbnode-job-gpu*.socket", "system-kbnode*job*gpu*.slice", plan.NodeService, plan.NodeTimer, "kbnode-image.*",
 }
 
 // units asks systemd about planned units and about all units with kbnode's names.

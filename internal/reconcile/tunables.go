@@ -27,7 +27,7 @@ const bootIDPath = "/proc/sys/kernel/random/boot_id"
 type savedSettings struct {
 	WrittenBy string                   `json:"written_by"`
 	Boot      string                   `json:"boot_id"`
-	Settings  map[string]*savedSetting `json:"saved"` // by plan.Tunable.Name; nil in the file of an older kbnode
+	Settings  map[string]*savedSetting `json:"saved"` // by plan.Tunable.Name
 }
 
 // savedSetting is a setting as kbnode set it.
@@ -100,8 +100,8 @@ func (o *observer) tunables(context.Context) error {
 // reset and lost its persistence mode.
 func (o *observer) forgotten(r *savedSettings, s *savedSetting) bool {
 	uuid, _, ok := s.GPU()
-	if !ok { // a file; an older kbnode noted no session for it
-		return s.PCI != "" && s.Session != "" && s.Session != o.h.session(s.PCI)
+	if !ok { // a file
+		return s.PCI != "" && s.Session != o.h.session(s.PCI)
 	}
 	persistence := r.Settings[plan.GPUTunable(uuid, plan.Persistence)]
 	mode, known := o.h.persistence(uuid)

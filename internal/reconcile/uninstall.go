@@ -20,9 +20,6 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 	nothing := &plan.Plan{}
 	var all Result
 	reported := ""
-	if err := h.keepOldBackups(); err != nil {
-		return all, err
-	}
 	for {
 		s, err := h.Observe(ctx, nothing)
 		if err != nil {

@@ -16,7 +16,6 @@ func (o *Options) Flags(f *flag.FlagSet) {
 	f.StringVar(&o.Payload, "payload", "", `file with an encoded payload, "-" for standard input`)
 	f.StringVar(&o.Config, "config", "", `file with a payload as JSON text, "-" for standard input`)
 	f.StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: current directory)")
-	f.Bool("annotate", false, "has no effect; for pipelines of earlier versions")
 }
 
 // Check refuses options that contradict each other. given reports whether an option was given.

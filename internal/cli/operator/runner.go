@@ -78,7 +78,7 @@ it could not be written.`,
 func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
 	given := cmd.Flags().Changed
 	if given("problem") {
-		for _, name := range []string{"payload", "config", "annotate"} {
+		for _, name := range []string{"payload", "config"} {
 			if given(name) {
 				return term.Usagef("--%s is for jobs, and --problem for this machine; give one of them", name)
 			}
