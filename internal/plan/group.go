@@ -45,15 +45,15 @@ func (g *grouping) take(group []int) {
 	g.groups = append(g.groups, list)
 }
 
-// of returns those of some members that a slot has kept, by index.
-func (g *grouping) of(slot int, among []int) []int {
+// keptBy returns those of some members that a slot has kept, by index.
+func (g *grouping) keptBy(slot int, among []int) []int {
 	return only(among, func(i int) bool { return g.members[i].slot == slot })
 }
 
 // keep takes what slots have.
 func (g *grouping) keep(bindings []Binding) {
 	for _, b := range bindings {
-		group := g.of(b.Slot, g.free())
+		group := g.keptBy(b.Slot, g.free())
 		if len(group) == 0 {
 			continue
 		}
@@ -134,7 +134,7 @@ func (g *grouping) fill(size int, bindings []Binding, settled bool) error {
 // combine takes groups of a size, first those that slots have kept, then neighbors.
 func (g *grouping) combine(free []int, size int, bindings []Binding) {
 	for _, b := range bindings {
-		if group := g.of(b.Slot, free); len(group) == size && len(b.Members()) == size {
+		if group := g.keptBy(b.Slot, free); len(group) == size && len(b.Members()) == size {
 			g.take(group)
 		}
 	}
