@@ -18,11 +18,16 @@ import (
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
+// doctorFlags are the flags of kbnode doctor.
+type doctorFlags struct {
+	doctor.Options
+	asJSON, quiet, verbose, list, fix, yes, acceptance bool
+	bundle                                             string
+	explain                                            []string
+}
+
 func newDoctor(s term.Streams) *cobra.Command {
-	var o doctor.Options
-	var asJSON, quiet, verbose, list, fix, yes, accepts bool
-	var bundle string
-	var explain []string
+	var f doctorFlags
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this machine is fit, and say what to type if not",
@@ -35,79 +40,94 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
   sudo kbnode doctor --only docker,gpu --fix
   sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := oneOf(cmd, "json", "quiet", "verbose", "list"); err != nil {
+			if err := f.check(cmd); err != nil {
 				return err
 			}
-			for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
-				if err := oneOf(cmd, "acceptance", other); err != nil {
-					return err
-				}
-			}
-			for _, other := range []string{"acceptance", "json", "fix", "bundle"} {
-				if err := errors.Join(oneOf(cmd, "list", other), oneOf(cmd, "explain", other)); err != nil {
-					return err
-				}
-			}
-			for _, c := range doctor.All() {
-				if c.Group == "acceptance" && (slices.Contains(o.Only, c.Group) || slices.Contains(o.Only, c.ID)) {
-					return term.Usagef("the checks of group acceptance end an agent and run evaluations; type sudo kbnode doctor --acceptance")
-				}
-			}
-			if cmd.Flags().Changed("explain") {
-				return explainChecks(s, explain)
-			}
-			if list {
-				listChecks(s.Out)
-				return nil
-			}
-			if o.Limit < 0 {
-				return term.Usagef("--timeout cannot be negative; write how long doctor may take, such as 10m")
-			}
-			if yes && !fix {
-				return term.Usagef("--yes needs --fix")
-			}
-			if err := term.CheckNew("--bundle", bundle); err != nil {
-				return err
-			}
-			if accepts {
-				return accept(cmd.Context(), s, o.Limit, asJSON)
-			}
-			d := &doctorRun{s: s, o: o}
-			report, err := d.ask(cmd.Context())
-			if err == nil && fix {
-				report, err = d.fix(cmd.Context(), report, yes)
-			}
-			if err == nil && bundle != "" {
-				err = d.bundle(cmd.Context(), bundle, report)
-			}
-			if err != nil {
-				return err
-			}
-			how := normal
-			if quiet {
-				how = onlyProblems
-			} else if verbose {
-				how = everyCheck
-			}
-			return term.ExitUnless(report.Fit, s.Print(asJSON, report, func() { printDoctor(s.Out, report, how) }))
+			return f.run(cmd, s)
 		},
 	}
-	f := cmd.Flags()
-	f.BoolVar(&o.Bare, "preflight", false, "say what the machine lacks for kbnode install, in the order in which to fix it")
-	f.StringSliceVar(&o.Only, "only", nil, "run only these checks or groups")
-	f.StringSliceVar(&o.Skip, "skip", nil, "skip these checks or groups")
-	f.BoolVar(&o.Fast, "fast", false, "start no containers")
-	f.DurationVar(&o.Limit, "timeout", 0, "time limit for all checks, such as 10m (default: 55s)")
-	f.StringSliceVar(&explain, "explain", nil, "explain these checks or groups, and run nothing")
-	f.BoolVar(&list, "list", false, "list the checks, and run nothing")
-	f.BoolVar(&asJSON, "json", false, "print JSON")
-	f.BoolVarP(&quiet, "quiet", "q", false, "print only problems")
-	f.BoolVarP(&verbose, "verbose", "v", false, "list every check that passed or was skipped")
-	f.BoolVar(&fix, "fix", false, "run the fixes that end no job, after asking")
-	f.BoolVar(&yes, "yes", false, "with --fix: do not ask")
-	f.StringVar(&bundle, "bundle", "", "write a support archive, without secrets, to this file")
-	f.BoolVar(&accepts, "acceptance", false, "run the list to pass before a node goes live")
+	f.register(cmd)
 	return cmd
+}
+
+func (f *doctorFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.BoolVar(&f.Bare, "preflight", false, "say what the machine lacks for kbnode install, in the order in which to fix it")
+	fl.StringSliceVar(&f.Only, "only", nil, "run only these checks or groups")
+	fl.StringSliceVar(&f.Skip, "skip", nil, "skip these checks or groups")
+	fl.BoolVar(&f.Fast, "fast", false, "start no containers")
+	fl.DurationVar(&f.Limit, "timeout", 0, "time limit for all checks, such as 10m (default: 55s)")
+	fl.StringSliceVar(&f.explain, "explain", nil, "explain these checks or groups, and run nothing")
+	fl.BoolVar(&f.list, "list", false, "list the checks, and run nothing")
+	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
+	fl.BoolVarP(&f.quiet, "quiet", "q", false, "print only problems")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "list every check that passed or was skipped")
+	fl.BoolVar(&f.fix, "fix", false, "run the fixes that end no job, after asking")
+	fl.BoolVar(&f.yes, "yes", false, "with --fix: do not ask")
+	fl.StringVar(&f.bundle, "bundle", "", "write a support archive, without secrets, to this file")
+	fl.BoolVar(&f.acceptance, "acceptance", false, "run the list to pass before a node goes live")
+}
+
+// check returns what is wrong with the flags. With --explain and --list, values are not looked at.
+func (f *doctorFlags) check(cmd *cobra.Command) error {
+	if err := oneOf(cmd, "json", "quiet", "verbose", "list"); err != nil {
+		return err
+	}
+	for _, other := range []string{"preflight", "only", "skip", "fast", "list", "quiet", "verbose", "fix", "bundle"} {
+		if err := oneOf(cmd, "acceptance", other); err != nil {
+			return err
+		}
+	}
+	for _, other := range []string{"acceptance", "json", "fix", "bundle"} {
+		if err := errors.Join(oneOf(cmd, "list", other), oneOf(cmd, "explain", other)); err != nil {
+			return err
+		}
+	}
+	for _, c := range doctor.All() {
+		if c.Group == "acceptance" && (slices.Contains(f.Only, c.Group) || slices.Contains(f.Only, c.ID)) {
+			return term.Usagef("the checks of group acceptance end an agent and run evaluations; type sudo kbnode doctor --acceptance")
+		}
+	}
+	switch {
+	case f.list, cmd.Flags().Changed("explain"):
+		return nil
+	case f.Limit < 0:
+		return term.Usagef("--timeout cannot be negative; write how long doctor may take, such as 10m")
+	case f.yes && !f.fix:
+		return term.Usagef("--yes needs --fix")
+	}
+	return term.CheckNew("--bundle", f.bundle)
+}
+
+func (f *doctorFlags) run(cmd *cobra.Command, s term.Streams) error {
+	switch {
+	case cmd.Flags().Changed("explain"):
+		return explainChecks(s, f.explain)
+	case f.list:
+		listChecks(s.Out)
+		return nil
+	case f.acceptance:
+		return accept(cmd.Context(), s, f.Limit, f.asJSON)
+	}
+	d := &doctorRun{s: s, o: f.Options}
+	report, err := d.ask(cmd.Context())
+	if err == nil && f.fix {
+		report, err = d.fix(cmd.Context(), report, f.yes)
+	}
+	if err == nil && f.bundle != "" {
+		err = d.bundle(cmd.Context(), f.bundle, report)
+	}
+	if err != nil {
+		return err
+	}
+	how := normal
+	switch {
+	case f.quiet:
+		how = onlyProblems
+	case f.verbose:
+		how = everyCheck
+	}
+	return term.ExitUnless(report.Fit, s.Print(f.asJSON, report, func() { printDoctor(s.Out, report, how) }))
 }
 
 func explainChecks(s term.Streams, names []string) error {

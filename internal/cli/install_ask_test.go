@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -20,8 +21,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/doctor"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -112,6 +115,42 @@ func (p *person) echoes() bool {
 
 func noEnv(string) string { return "" }
 
+// dialog is an installation of a machine of files that ends when a person has agreed.
+type dialog struct {
+	installUI
+	report node.Report // as if all that was agreed to had been done
+}
+
+var errAgreed = errors.New("it went on")
+
+func (d *dialog) Confirm(ctx context.Context, p node.Proposal) error {
+	if err := d.installUI.Confirm(ctx, p); err != nil {
+		return err
+	}
+	return errAgreed
+}
+
+func (d *dialog) ShowPlan(p *plan.Plan, changes []reconcile.Change) {
+	d.report = node.Report{Plan: p, Result: reconcile.Result{Applied: changes}, WroteToken: true}
+	d.installUI.ShowPlan(p, changes)
+}
+
+// dialogOn has a dialog about the machine below root.
+func dialogOn(ctx context.Context, s term.Streams, root string, cfg config.Config) (node.Report, error) {
+	d := &dialog{installUI: installUI{Streams: s}}
+	reads := 0
+	n := &node.Node{Root: root, Log: slog.New(slog.DiscardHandler), Say: func(format string, args ...any) {
+		if reads++; reads == 1 || format != "reading the machine" { // again, with the lock
+			s.Progress(format, args...)
+		}
+	}}
+	err := n.Load(noEnv, cfg)
+	if err == nil {
+		_, err = n.InstallOn(ctx, &reconcile.Host{Root: root}, node.InstallOptions{Config: cfg, Env: noEnv, Ask: true}, d)
+	}
+	return d.report, err
+}
+
 // TestInstallDialog is an installation by a person who mistypes every answer once, on a machine of
 // files. Only what it changes is left out.
 func TestInstallDialog(t *testing.T) {
@@ -121,33 +160,17 @@ func TestInstallDialog(t *testing.T) {
 
 	p := newPerson(t, 80)
 	s := p.streams("install", "--node", "box")
-	f := &installFlags{}
-	f.cfg.Node, f.cfg.Agent.Endpoint = "box", bk.Endpoint()
-	n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
 	done := make(chan error)
 	go func() {
-		done <- func() error {
-			if err := f.load(n, noEnv); err != nil {
-				return err
-			}
-			if err := f.ask(t.Context(), s, n, noEnv); err != nil {
-				return err
-			}
-			changes, err := n.Preview(t.Context())
-			if err != nil {
-				return err
-			}
-			printTaken(s, n.Plan, changes)
-			if err := confirmInstall(t.Context(), s, f, changes); err != nil {
-				return err
-			}
-			report := &doctor.Report{Fit: true, Checks: []doctor.Result{
+		report, err := dialogOn(t.Context(), s, machine.root, config.Config{Node: "box", Agent: config.Agent{Endpoint: bk.Endpoint()}})
+		if errors.Is(err, errAgreed) {
+			report.Health = &doctor.Report{Fit: true, Checks: []doctor.Result{
 				{ID: "image-present", Group: "image", Status: doctor.Warn, Findings: []doctor.Finding{{Status: doctor.Warn, Detail: "not here"}}},
 				{ID: "gpu-present", Group: "gpu", Status: doctor.OK},
 			}}
-			nextSteps(s, n.Plan, reconcile.Result{Applied: changes}, true, report)
-			return nil
-		}()
+			nextSteps(s, report)
+		}
+		done <- err
 	}()
 	p.types(
 		"Queue: ", "\r",
@@ -161,9 +184,8 @@ func TestInstallDialog(t *testing.T) {
 		"Agent token (not shown): ", "  "+bktest.DefaultAgentToken+"\r",
 		"[y/N] ", "y\r",
 	)
-	must.Do(t, <-done)
-	if f.cfg.Queue != "b200" || f.token != bktest.DefaultAgentToken || !p.echoes() {
-		t.Errorf("queue %q, token %q, echo %t", f.cfg.Queue, f.token, p.echoes())
+	if err := <-done; !errors.Is(err, errAgreed) || !p.echoes() {
+		t.Errorf("%v, echo %t", err, p.echoes())
 	}
 	saw := p.saw()
 	if strings.Count(saw, bktest.DefaultAgentToken) > 1 || strings.Contains(saw, "of-another") { // once as a queue
@@ -172,84 +194,20 @@ func TestInstallDialog(t *testing.T) {
 	golden(t, "install-dialog.txt", pretty.StripEscape(strings.ReplaceAll(saw, bk.Endpoint(), "ENDPOINT")))
 }
 
-// TestInstallAsksOnlyForWhatIsMissing counts the questions.
-func TestInstallAsksOnlyForWhatIsMissing(t *testing.T) {
-	machine := newNode(t, 1)
-	bk := machine.serve(t)
-	defer func() { _ = bk.Close() }()
-	variable := func(name string) string {
-		return map[string]string{"BUILDKITE_AGENT_TOKEN": bktest.DefaultAgentToken, "GPU_TYPE": "b200"}[name]
-	}
-	for _, tt := range []struct {
-		name         string
-		queue, token string
-		env          func(string) string
-		dryRun       bool
-		dialog       []string
-		want         []string // flags of the same without questions
-	}{
-		{name: "nothing", queue: "b200", token: "given-token", env: noEnv},
-		{name: "nothing, with variables", env: variable},
-		{name: "the queue", token: "given-token", env: noEnv, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
-		{name: "the token", queue: "other", env: noEnv, dialog: []string{"Agent token (not shown): ", bktest.DefaultAgentToken + "\r", "no queue other, or no agent in it yet", ""}, want: []string{"--token-file", "token.txt"}},
-		{name: "nothing, in a dry run without a token", queue: "b200", env: noEnv, dryRun: true},
-		{name: "the queue, in a dry run without a token", env: noEnv, dryRun: true, dialog: []string{"Queue: ", "other\r"}, want: []string{"--queue", "other"}},
-	} {
-		p := newPerson(t, 80)
-		f := &installFlags{token: tt.token, dryRun: tt.dryRun}
-		f.cfg.Queue, f.cfg.Agent.Endpoint = tt.queue, bk.Endpoint()
-		n := &node.Node{Root: machine.root, Log: term.Streams{Err: t.Output()}.Logger()}
-		must.Do(t, f.load(n, tt.env))
-		done := make(chan error)
-		go func() { done <- f.ask(t.Context(), p.streams("install"), n, tt.env) }()
-		p.types(tt.dialog...)
-		if err := <-done; err != nil || f.asked != (tt.dialog != nil) || strings.Join(f.added, " ") != strings.Join(tt.want, " ") {
-			t.Errorf("%s: %v, asked %t, flags %q", tt.name, err, f.asked, f.added)
-		}
-		if saw := p.saw(); (saw == "") != (tt.dialog == nil) {
-			t.Errorf("%s: %q", tt.name, saw)
-		}
-	}
-}
-
-// TestInstallRefusesBeforeItAsks has a machine on which no answer helps.
-func TestInstallRefusesBeforeItAsks(t *testing.T) {
-	p := newPerson(t, 80)
-	m := serverOf(1)
-	m.Live = nil
-	n := &node.Node{Root: m.Dir(t), Log: term.Streams{Err: t.Output()}.Logger()}
-	f := &installFlags{}
-	must.Do(t, f.load(n, noEnv))
-	err := f.ask(t.Context(), p.streams("install"), n, noEnv)
-	must.Err(t, err, "systemd does not report its version")
-	if saw := p.saw(); strings.Contains(saw, "Queue:") {
-		t.Error(saw)
-	}
-}
-
 // dialogRoot names the machine of files for which this program, started again, is kbnode install.
 const dialogRoot = "KBNODE_TEST_DIALOG"
 
-// dialogOf asks the questions of an installation as Main does, and then to confirm it.
+// dialogOf is an installation as Main runs it, until it is agreed to.
 func dialogOf(root string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	s := term.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Typed: []string{"install"}, Root: true}
-	n := &node.Node{Root: root, Log: s.Logger()}
-	f := &installFlags{}
-	f.cfg.Agent.Endpoint = "http://127.0.0.1:1/v3" // no one there: the answer is taken
-	err := f.load(n, noEnv)
-	if err == nil {
-		err = f.ask(ctx, s, n, noEnv)
-	}
-	if err == nil {
-		err = confirmInstall(ctx, s, f, nil)
-	}
-	if !errors.Is(err, term.ErrDeclined) {
-		fmt.Println("went on:", err)
+	// No one is at the endpoint: the token is taken.
+	_, err := dialogOn(ctx, s, root, config.Config{Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}})
+	fmt.Println(err)
+	if !errors.Is(err, node.ErrDeclined) {
 		return 3
 	}
-	fmt.Println(err)
 	return 1
 }
 
@@ -292,27 +250,32 @@ func TestInstallIsLeft(t *testing.T) {
 	}
 }
 
-// TestConfirmInstallAtATerminal asks once, whatever there is to agree to.
-func TestConfirmInstallAtATerminal(t *testing.T) {
-	changes := []reconcile.Change{{Kind: reconcile.Create, Subject: "/etc/a"}, {Kind: reconcile.Adopt, Subject: "/etc/b"}}
+// TestConfirmAtATerminal asks once, whatever there is to agree to.
+func TestConfirmAtATerminal(t *testing.T) {
+	changes := []reconcile.Change{{Kind: reconcile.Create, Subject: "/etc/a"}, {Kind: reconcile.Adopt, Subject: "/etc/b", Diff: "-theirs\n+ours\n"}}
 	for _, tt := range []struct {
-		flags             installFlags
+		dialog            bool
 		asks, answer, err string
 	}{
-		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "y\r", ""},
-		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "Yes\r", ""},
-		{installFlags{adopt: true}, "Replace 1 file and keep backups? [y/N] ", "\r", "nothing was changed"},
-		{installFlags{adopt: true, ran: true}, "? [y/N] ", "yess\r", "packages were installed; nothing else was changed"},
-		{installFlags{adopt: true, asked: true}, "Make this machine a node (2 changes), replace 1 file and keep backups? [y/N] ", "y\r", ""},
+		{false, "Replace 1 file and keep backups? [y/N] ", "y\r", ""},
+		{false, "Replace 1 file and keep backups? [y/N] ", "Yes\r", ""},
+		{false, "Replace 1 file and keep backups? [y/N] ", "\r", "nothing was changed"},
+		{false, "Replace 1 file and keep backups? [y/N] ", "yess\r", "nothing was changed"},
+		{true, "Make this machine a node (2 changes), replace 1 file and keep backups? [y/N] ", "y\r", ""},
 	} {
 		p := newPerson(t, 80)
 		done := make(chan error)
-		go func() { done <- confirmInstall(t.Context(), p.streams("install"), &tt.flags, changes) }()
+		ui := &installUI{Streams: p.streams("install")}
+		go func() {
+			done <- ui.Confirm(t.Context(), node.Proposal{Changes: changes, Adoptions: changes[1:], Dialog: tt.dialog})
+		}()
 		p.types(tt.asks, tt.answer)
-		if err := <-done; (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
-			t.Errorf("%+v: %v, want %q", tt.flags, err, tt.err)
+		if err := <-done; (err == nil) != (tt.err == "") || err != nil && (err.Error() != tt.err || !errors.Is(err, node.ErrDeclined)) {
+			t.Errorf("%+v: %v", tt, err)
 		}
-		must.Equal(t, 1, strings.Count(p.saw(), "[y/N]"))
+		saw := p.saw()
+		must.Equal(t, 1, strings.Count(saw, "[y/N]"))
+		must.Contain(t, saw, "+ours")
 	}
 }
 
@@ -324,22 +287,22 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 		must.Do(t, unix.Mkfifo(name, 0o600))
 		return name
 	}
-	f := &installFlags{tokenFile: pipe()}
+	name := pipe()
 	go func() {
-		if w, err := os.OpenFile(f.tokenFile, os.O_WRONLY, 0); err == nil {
+		if w, err := os.OpenFile(name, os.O_WRONLY, 0); err == nil {
 			_, _ = w.WriteString("token-from-pipe\n")
 			_ = w.Close()
 		}
 	}()
-	s := term.Streams{Root: true}
-	if err := f.check(t.Context(), s); err != nil || f.token != "token-from-pipe" {
-		t.Errorf("%q, %v", f.token, err)
+	f := &installFlags{tokenFile: name}
+	if o, err := f.options(t.Context(), term.Streams{Root: true}); err != nil || o.Token != "token-from-pipe" {
+		t.Errorf("%q, %v", o.Token, err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	f = &installFlags{tokenFile: pipe()} // no one writes
-	if err := f.check(ctx, s); !errors.Is(err, term.ErrDeclined) {
+	if _, err := f.options(ctx, term.Streams{Root: true}); !errors.Is(err, term.ErrDeclined) {
 		t.Error(err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -29,46 +29,26 @@ func TestWhatStays(t *testing.T) {
 	must.Contain(t, text, "bindir: "+filepath.Dir(packagedBinary)+"\n")
 }
 
-func TestConfirmInstall(t *testing.T) {
+// TestNoOneToConfirm shows what would be replaced, and says what agrees to it beforehand.
+func TestNoOneToConfirm(t *testing.T) {
 	t.Parallel()
-	theirs := []reconcile.Change{
-		{Kind: reconcile.Create, Subject: "/etc/a"},
-		{Kind: reconcile.Adopt, Subject: "/etc/b", Diff: "-theirs\n+ours\n"},
+	var shown strings.Builder
+	ui := &installUI{Streams: term.Streams{In: strings.NewReader("y\n"), Err: &shown}}
+	err := ui.Confirm(t.Context(), node.Proposal{Adoptions: []reconcile.Change{{Kind: reconcile.Adopt, Subject: "/etc/b", Diff: "-theirs\n+ours\n"}}})
+	must.Err(t, err, "1 file of an earlier setup would be replaced, with backups; add --yes to confirm")
+	if exit, ok := errors.AsType[*term.ExitError](err); !ok || exit.Code != term.ExitUsage {
+		t.Error(err)
 	}
-	for _, tt := range []struct {
-		name    string
-		flags   installFlags
-		changes []reconcile.Change
-		code    int
-		err     string
-	}{
-		{name: "nothing of others", changes: theirs[:1]},
-		{name: "not asked for", changes: theirs, code: 1, err: "/etc/b: not written by kbnode; move it away, or use --adopt"},
-		{name: "agreed to beforehand", flags: installFlags{adopt: true, yes: true}, changes: theirs},
-		{name: "no one to ask", flags: installFlags{adopt: true}, changes: theirs, code: 2, err: "1 file of an earlier setup would be replaced, with backups; add --yes to confirm"},
-	} {
-		var shown strings.Builder
-		err := confirmInstall(t.Context(), term.Streams{In: strings.NewReader("y\n"), Err: &shown}, &tt.flags, tt.changes)
-		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%s: %v, want %q", tt.name, err, tt.err)
-		}
-		if exit, ok := errors.AsType[*term.ExitError](err); ok != (tt.code == term.ExitUsage) || ok && exit.Code != term.ExitUsage {
-			t.Errorf("%s: %v", tt.name, err)
-		}
-		if asks := tt.flags.adopt && !tt.flags.yes; asks != strings.Contains(shown.String(), "+ours") {
-			t.Errorf("%s: shown is %q", tt.name, shown.String())
-		}
-	}
+	must.Contain(t, shown.String(), "+ours")
 }
 
 func TestNextSteps(t *testing.T) {
 	t.Parallel()
 	slots := systemdtest.Slots(3)
 	slots[2].Parked = "its GPU is away"
-	var report *doctor.Report
 	say := func(result reconcile.Result, wrote bool) string {
 		var b strings.Builder
-		nextSteps(term.Streams{Out: &b}, &plan.Plan{Node: "n", Slots: slots}, result, wrote, report)
+		nextSteps(term.Streams{Out: &b}, node.Report{Plan: &plan.Plan{Node: "n", Slots: slots}, Result: result, WroteToken: wrote})
 		return b.String()
 	}
 	first := say(reconcile.Result{

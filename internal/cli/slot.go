@@ -112,18 +112,7 @@ func newDisk(s term.Streams) *cobra.Command {
 		Use:    "disk",
 		Short:  "Make and mount the disk of a slot (started by its socket's unit)",
 		Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			pol, err := slot.ReadPolicy("/", k)
-			if err != nil || pol.DiskBytes == 0 {
-				return err
-			}
-			_, gid, err := slot.LookupUser(pol.User)
-			if err != nil {
-				return err
-			}
-			d := disk.Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: s.Logger()}
-			return disk.OnHost(func() error { return d.Ensure(cmd.Context()) })
-		},
+		RunE:   func(cmd *cobra.Command, _ []string) error { return disk.EnsureSlot(cmd.Context(), k, s.Logger()) },
 	}
 	slotFlag(cmd, &k)
 	return cmd

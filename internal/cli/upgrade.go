@@ -122,6 +122,17 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 	return nil
 }
 
+// waitRegistered waits for the agents, and shows how many have registered.
+func waitRegistered(ctx context.Context, s term.Streams, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, within time.Duration) error {
+	w := agentProgress{term.NewProgress(s)}
+	err := node.WaitRegistered(ctx, p, host, deferred, within, w.show, func(p plan.Slot, reason string) {
+		w.end()
+		s.Warn("slot %s is parked: %s", p.Name, reason)
+	})
+	w.end()
+	return notLate(s, err)
+}
+
 // waitUpgraded waits until the agents that have changed are registered, and if asked for, until all
 // have changed.
 func waitUpgraded(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, f upgradeFlags, deferred []reconcile.Change) error {

@@ -1,12 +1,31 @@
 package disk
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
+
+// EnsureSlot makes and mounts the disk of a slot on the host, if the slot's policy has one.
+func EnsureSlot(ctx context.Context, k int, log *slog.Logger) error {
+	pol, err := slot.ReadPolicy("/", k)
+	if err != nil || pol.DiskBytes == 0 {
+		return err
+	}
+	_, gid, err := slot.LookupUser(pol.User)
+	if err != nil {
+		return err
+	}
+	d := Disk{Dir: plan.DiskDir(k), Home: plan.WorkDir(k), Bytes: pol.DiskBytes, GID: gid, Log: log}
+	return OnHost(func() error { return d.Ensure(ctx) })
+}
 
 // OnHost runs f in the host's mount namespace, which the Docker engine and the agents
 // use: a unit with a sandbox has its own, and mounts made there stay there. f must not

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -123,28 +121,4 @@ func Converge(ctx context.Context, host *reconcile.Host, p *plan.Plan) (reconcil
 		return reconcile.Result{}, err
 	}
 	return host.Apply(ctx, p, state, reconcile.Diff(p, state))
-}
-
-// LookAgain reads and plans again after a time without the lock. load loads the configuration. Only
-// conflicts that were agreed to may be replaced.
-func (n *Node) LookAgain(ctx context.Context, host *reconcile.Host, load func() error, agreed []string) (*reconcile.State, []reconcile.Change, error) {
-	if err := load(); err != nil {
-		return nil, nil, err
-	}
-	if err := n.Read(ctx); err != nil {
-		return nil, nil, err
-	}
-	if err := n.MakePlan(); err != nil {
-		return nil, nil, err
-	}
-	state, changes, err := n.Compare(ctx, host)
-	return state, changes, errors.Join(err, onlyAgreed(changes, agreed))
-}
-
-func onlyAgreed(changes []reconcile.Change, agreed []string) error {
-	more := slices.DeleteFunc(reconcile.Conflicts(changes), func(path string) bool { return slices.Contains(agreed, path) })
-	if len(more) > 0 {
-		return fmt.Errorf("%s: appeared after you confirmed, and nothing was changed; run kbnode install again", strings.Join(more, ", "))
-	}
-	return nil
 }

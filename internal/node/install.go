@@ -20,9 +20,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
-// UsableBinary refuses to write units that start a kbnode that others could replace, or that may
+// usableBinary refuses to write units that start a kbnode that others could replace, or that may
 // soon be gone.
-func UsableBinary(exe string) error {
+func usableBinary(exe string) error {
 	for part := exe; ; part = filepath.Dir(part) {
 		fi, err := os.Stat(part)
 		if err != nil {
@@ -38,7 +38,7 @@ func UsableBinary(exe string) error {
 	}
 }
 
-// usablePart is UsableBinary for exe itself or one of the directories above it.
+// usablePart is usableBinary for exe itself or one of the directories above it.
 func usablePart(exe, part string, owner uint32, mode fs.FileMode) error {
 	var why, fix string
 	switch {
@@ -58,12 +58,12 @@ func usablePart(exe, part string, owner uint32, mode fs.FileMode) error {
 	return fmt.Errorf("kbnode runs from %s, but units need a permanent path that only root can change, and %s %s; type sudo %s", exe, part, why, fix)
 }
 
-// ErrNoToken means that FindToken found no token. It may still come: an image does not have it.
-var ErrNoToken = errors.New("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
+// errNoToken means that findToken found no token. It may still come: an image does not have it.
+var errNoToken = errors.New("no agent token is given; write the token from Buildkite (Agents, Agent Tokens) to a file and add --token-file FILE, or set BUILDKITE_AGENT_TOKEN")
 
-// FindToken returns the agent token of the environment, or else of an earlier install, or of what
+// findToken returns the agent token of the environment, or else of an earlier install, or of what
 // --adopt takes over, in this order.
-func FindToken(root string, env func(string) string, adopt bool) (string, error) {
+func findToken(root string, env func(string) string, adopt bool) (string, error) {
 	if v := env("BUILDKITE_AGENT_TOKEN"); v != "" {
 		return agent.ParseToken([]byte(v))
 	}
@@ -80,13 +80,13 @@ func FindToken(root string, env func(string) string, adopt bool) (string, error)
 			}
 		}
 	}
-	return "", ErrNoToken
+	return "", errNoToken
 }
 
 // WriteToken writes the token where the agents' units read it. It keeps an operator's token file
 // that has the same token.
 func WriteToken(host *reconcile.Host, token string) (wrote bool, err error) {
-	if err := MayWriteToken(host, token); err != nil {
+	if err := mayWriteToken(host, token); err != nil {
 		return false, err
 	}
 	file := filepath.Join(host.Root, plan.TokenPath)
@@ -99,9 +99,9 @@ func WriteToken(host *reconcile.Host, token string) (wrote bool, err error) {
 	return false, nil
 }
 
-// MayWriteToken refuses to replace an operator's token file that has another token, unless the
+// mayWriteToken refuses to replace an operator's token file that has another token, unless the
 // node's agents already use that file.
-func MayWriteToken(host *reconcile.Host, token string) error {
+func mayWriteToken(host *reconcile.Host, token string) error {
 	text, err := os.ReadFile(filepath.Join(host.Root, plan.TokenPath))
 	if errors.Is(err, fs.ErrNotExist) || host.Adopt || plan.IsMarked(string(text)) {
 		return nil
@@ -132,10 +132,10 @@ func (n *Node) sayOldAgent(now time.Time) {
 	}
 }
 
-// InstallAgent makes sure that there is a buildkite-agent: the given binary, the one that is
+// installAgent makes sure that there is a buildkite-agent: the given binary, the one that is
 // there, or the pinned release. A binary that slots cannot run replaces nothing. If it installed one, it reads and plans the machine again with
 // what that agent understands.
-func (n *Node) InstallAgent(ctx context.Context, host *reconcile.Host, binary string) (fetched bool, err error) {
+func (n *Node) installAgent(ctx context.Context, host *reconcile.Host, binary string) (fetched bool, err error) {
 	switch {
 	case binary != "":
 		if _, err = n.AgentTarget(ctx, "", binary); err == nil {

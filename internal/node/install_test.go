@@ -36,15 +36,15 @@ func TestUsableBinary(t *testing.T) {
 	if err != nil {
 		t.Skip("no /bin/sh here")
 	}
-	if err := UsableBinary(shell); err != nil {
+	if err := usableBinary(shell); err != nil {
 		t.Errorf("%s: %v", shell, err)
 	}
 	temporary := must.Write(t, t.TempDir(), "kbnode", "")
-	err = UsableBinary(temporary)
+	err = usableBinary(temporary)
 	if want := "type sudo install -m 755 " + temporary + " /usr/local/bin/kbnode"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)
 	}
-	if err := UsableBinary(temporary + "-gone"); err == nil {
+	if err := usableBinary(temporary + "-gone"); err == nil {
 		t.Error("a binary that is not there is taken")
 	}
 }
@@ -112,7 +112,7 @@ func TestFindToken(t *testing.T) {
 				}
 				return ""
 			}
-			got, err := FindToken(root, env, tt.adopt)
+			got, err := findToken(root, env, tt.adopt)
 			if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 				t.Errorf("got %q, %v; want %q, %q", got, err, tt.want, tt.err)
 			}

@@ -118,7 +118,7 @@ func TestInstallRefusedAgent(t *testing.T) { // not parallel: it executes what w
 			installed, chosen := must.Write(t, root, installer.AgentPath, "installed"), must.Write(t, root, plan.AgentsPath, "chosen")
 			given := must.Write(t, t.TempDir(), "buildkite-agent", tt.program)
 			must.Do(t, os.Chmod(given, 0o700))
-			_, err := n.InstallAgent(t.Context(), host, given)
+			_, err := n.installAgent(t.Context(), host, given)
 			must.Err(t, err, tt.says)
 			must.Equal(t, "installed chosen", must.Read(t, installed)+" "+must.Read(t, chosen))
 		})
@@ -142,7 +142,7 @@ func TestInstallKeepsAnOldAgent(t *testing.T) {
 		n.sayOldAgent(time.Date(2026, time.November, 29, 0, 0, 0, 0, time.UTC))
 		must.Equal(t, tt.want, strings.Join(said, "\n"))
 		said = nil
-		fetched, err := n.InstallAgent(t.Context(), nil, "")
+		fetched, err := n.installAgent(t.Context(), nil, "")
 		must.Do(t, err)
 		must.Equal(t, false, fetched)
 		if tt.want != "" && len(said) != 1 {

@@ -76,17 +76,34 @@ func (f *filter) oneOf(ks []uint32, skip int) {
 // that it has, scheduled like others. first, if not nil, adds what decides first.
 func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(*filter)) filter {
 	var f filter
+	f.onlyNative()
+	if first != nil {
+		first(&f)
+	}
+	f.refuseCalls()
+	if landlock == landlockRefer {
+		f.truncations()
+	}
+	f.onAny(func(f *filter) { f.fail(0) }, unix.SYS_SETSID, unix.SYS_SETPGID)
+	f.limitScheduling(cores != nil)
+	f.limitPriorities()
+	f.limitSignals(judge)
+	f.allow()
+	return f
+}
+
+// onlyNative refuses the calls of other architectures, and loads the number of a call.
+func (f *filter) onlyNative() {
 	f.load(atArch)
-	f.skipIfNot(auditArch(), 0)
-	f[len(f)-1].Jt, f[len(f)-1].Jf = 1, 0
+	f.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, auditArch(), 1, 0)
 	f.fail(unix.ENOSYS)
 	f.load(atNumber)
 	f.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, x32, 0, 1)
 	f.fail(unix.ENOSYS)
-	if first != nil {
-		first(&f)
-	}
+}
 
+// refuseCalls refuses calls that reach out of a program, or into what is after it.
+func (f *filter) refuseCalls() {
 	f.onAny(func(f *filter) { f.fail(unix.EPERM) },
 		// into other processes
 		unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
@@ -101,32 +118,39 @@ func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(
 	f.onAny(func(f *filter) { f.fail(unix.ENOSYS) }, unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN)
 	f.onCall(unix.SYS_FCNTL, decideFcntl)
 	f.onCall(unix.SYS_IOCTL, decideIoctl)
-	// An attribute of a directory outlives a program, and the lack of one. File systems without attributes answer in this way.
-	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) }, unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
+	// An attribute of a directory outlives a program, and the lack of one. File systems without attributes answer in
+	// this way.
+	f.onAny(func(f *filter) { f.fail(unix.ENOTSUP) },
+		unix.SYS_SETXATTR, unix.SYS_LSETXATTR, unix.SYS_FSETXATTR, unix.SYS_SETXATTRAT,
 		unix.SYS_REMOVEXATTR, unix.SYS_LREMOVEXATTR, unix.SYS_FREMOVEXATTR, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR)
 	f.onCall(unix.SYS_SETSOCKOPT, decideSetsockopt)
-	if landlock == landlockRefer {
-		f.truncations()
-	}
-	f.onAny(func(f *filter) { f.fail(0) }, unix.SYS_SETSID, unix.SYS_SETPGID)
+}
 
-	self := func(errno unix.Errno) func(*filter) {
-		return func(f *filter) {
-			f.loadArg(0)
-			f.skipIfNot(0, 1)
-			f.allow()
-			f.fail(errno)
-		}
+// onSelf decides about a call whose first argument is a process: 0, the calling one, is allowed.
+func onSelf(errno unix.Errno) func(*filter) {
+	return func(f *filter) {
+		f.loadArg(0)
+		f.skipIfNot(0, 1)
+		f.allow()
+		f.fail(errno)
 	}
-	f.onAny(self(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM)
+}
+
+// limitScheduling lets a program schedule itself alone, and not even that if it has cores of its own.
+func (f *filter) limitScheduling(ownCores bool) {
+	f.onAny(onSelf(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM)
 	// Threads that are made with an affinity are not made if this fails.
-	ownCores, ownAttributes := self(0), self(unix.EPERM)
-	if cores != nil {
-		ownCores = func(f *filter) { f.fail(0) }
-		ownAttributes = ownCores // they have its slice, and the clock rate that it asks for
+	affinity, attributes := onSelf(0), onSelf(unix.EPERM)
+	if ownCores {
+		affinity = func(f *filter) { f.fail(0) }
+		attributes = affinity // they have its slice, and the clock rate that it asks for
 	}
-	f.onCall(unix.SYS_SCHED_SETAFFINITY, ownCores)
-	f.onCall(unix.SYS_SCHED_SETATTR, ownAttributes)
+	f.onCall(unix.SYS_SCHED_SETAFFINITY, affinity)
+	f.onCall(unix.SYS_SCHED_SETATTR, attributes)
+}
+
+// limitPriorities lets a program limit and rank itself alone.
+func (f *filter) limitPriorities() {
 	f.onCall(unix.SYS_PRLIMIT64, func(f *filter) { // its third argument is the new limit
 		f.loadArg(0)
 		f.skipIfNot(0, 1)
@@ -153,7 +177,10 @@ func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(
 	f.onCall(unix.SYS_SETPRIORITY, own(unix.PRIO_USER))
 	const ioprioUser = 3 // IOPRIO_WHO_USER of linux/ioprio.h
 	f.onCall(unix.SYS_IOPRIO_SET, own(ioprioUser))
+}
 
+// limitSignals refuses signals to the judge's threads, to groups, and to all.
+func (f *filter) limitSignals(judge []uint32) {
 	f.onAny(func(f *filter) {
 		f.loadArg(0)
 		f.oneOf(judge, 1)
@@ -164,8 +191,6 @@ func programFilter(judge []uint32, landlock int, cores *unix.CPUSet, first func(
 		f.fail(unix.EPERM)
 		f.allow()
 	}, unix.SYS_KILL, unix.SYS_TKILL, unix.SYS_TGKILL, unix.SYS_RT_SIGQUEUEINFO, unix.SYS_RT_TGSIGQUEUEINFO, unix.SYS_PIDFD_OPEN)
-	f.allow()
-	return f
 }
 
 // ipv6FlowLabelManager is IPV6_FLOWLABEL_MGR (linux/in6.h).

@@ -63,61 +63,34 @@ func (t *trace) answer(pid int, c call) answer {
 	case p.kind == image:
 		return t.ofImage(pid, p, c)
 	}
+	return t.answerInside(pid, p.path, c)
+}
+
+// answerInside answers a call about a file below the directories of programs.
+func (t *trace) answerInside(pid int, name string, c call) answer {
 	switch c.kind {
 	case openCall:
-		return t.open(p.path, int(c.flags), c.mode)
+		return t.open(name, int(c.flags), c.mode)
 	case statCall, statxCall:
-		return t.stat(pid, p.path, c)
+		return t.stat(pid, name, c)
 	case accessCall:
-		n, errno := t.observeOnce(p.path)
-		switch {
-		case errno != 0:
-			return fails(errno)
-		case n.kind == isAbsent:
-			return fails(unix.ENOENT)
-		case c.mode&unix.X_OK != 0 && n.mode&0o111 == 0:
-			return fails(unix.EACCES)
-		}
-		return returns(0)
+		return t.access(name, c.mode)
 	case readlinkCall:
-		n, errno := t.observeOnce(p.path)
-		if errno == 0 && n.kind == isAbsent {
-			errno = unix.ENOENT
-		} else if errno == 0 {
-			errno = unix.EINVAL
-		}
-		return fails(errno)
+		return t.readLink(name)
 	case removeCall:
 		if c.flags&unix.AT_REMOVEDIR != 0 {
-			return fails(t.remove(p.path, isDirectory))
+			return fails(t.remove(name, isDirectory))
 		}
-		return fails(t.remove(p.path, isFile))
+		return fails(t.remove(name, isFile))
 	case renameCall:
-		return t.rename(pid, p.path, c)
+		return t.rename(pid, name, c)
 	case modeCall, timeCall:
-		n, errno := t.observeOnce(p.path)
-		switch {
-		case errno != 0:
-			return fails(errno)
-		case !n.made:
-			return fails(t.refuse(errNotShared, unix.EPERM))
-		case c.kind == modeCall:
-			n.mode = c.mode & 0o777
-			t.describe(n)
-		}
-		return returns(0)
+		return t.change(name, c)
 	case directoryCall:
-		n, errno := t.observeOnce(p.path)
-		if errno == 0 && n.kind != isAbsent {
-			errno = unix.EEXIST
-		}
-		if errno == 0 {
-			_, errno = t.make(p.path, isDirectory, c.mode&^t.umask, false)
-		}
-		return fails(errno)
+		return t.makeDirectory(name, c.mode)
 	}
 	// To execute what a program made: its compiler is not this one.
-	return fails(t.refuse(fmt.Errorf("execute %s: %w", p.path, errNotShared), unix.EACCES))
+	return fails(t.refuse(fmt.Errorf("execute %s: %w", name, errNotShared), unix.EACCES))
 }
 
 // isThread reports whether an ID is that of a process, or of one of its threads.
@@ -289,6 +262,58 @@ func (t *trace) report(pid int, c call, st *unix.Stat_t) answer {
 		Dev_major: unix.Major(st.Dev), Dev_minor: unix.Minor(st.Dev),
 	}
 	return t.written(pid, c.buffer, unsafe.Slice((*byte)(unsafe.Pointer(&x)), unsafe.Sizeof(x)), 0) //nolint:gosec // likewise
+}
+
+// access says whether a compiler may access a file.
+func (t *trace) access(name string, mode uint32) answer {
+	n, errno := t.observeOnce(name)
+	switch {
+	case errno != 0:
+		return fails(errno)
+	case n.kind == isAbsent:
+		return fails(unix.ENOENT)
+	case mode&unix.X_OK != 0 && n.mode&0o111 == 0:
+		return fails(unix.EACCES)
+	}
+	return returns(0)
+}
+
+// readLink says that a file is no link: none is below these directories.
+func (t *trace) readLink(name string) answer {
+	n, errno := t.observeOnce(name)
+	switch {
+	case errno != 0:
+		return fails(errno)
+	case n.kind == isAbsent:
+		return fails(unix.ENOENT)
+	}
+	return fails(unix.EINVAL)
+}
+
+// change changes the mode of a file that the compiler made. Times are not kept.
+func (t *trace) change(name string, c call) answer {
+	n, errno := t.observeOnce(name)
+	switch {
+	case errno != 0:
+		return fails(errno)
+	case !n.made:
+		return fails(t.refuse(errNotShared, unix.EPERM))
+	case c.kind == modeCall:
+		n.mode = c.mode & 0o777
+		t.describe(n)
+	}
+	return returns(0)
+}
+
+func (t *trace) makeDirectory(name string, mode uint32) answer {
+	n, errno := t.observeOnce(name)
+	if errno == 0 && n.kind != isAbsent {
+		errno = unix.EEXIST
+	}
+	if errno == 0 {
+		_, errno = t.make(name, isDirectory, mode&^t.umask, false)
+	}
+	return fails(errno)
 }
 
 // rename renames a file that the compiler made.
