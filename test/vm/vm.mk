@@ -46,8 +46,8 @@ test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machin
 	$(VM_TEST) scenarios ./test/vm -tags vm -count=1 -timeout 600m -parallel $(VM_PARALLEL) -run '$(or $(RUN),.)'
 
 .PHONY: stale
-stale: ## list the scenarios whose files have changed since they were last green
-	@go run ./test/vm/kbvm stale test/vm/last-green.txt test/vm/scenarios
+stale: ## list the scenarios whose files have changed since they were last green here
+	@go run ./test/vm/kbvm stale $(CACHE)/last-green.txt test/vm/scenarios
 
 # Needs Debian's python3, even if PATH has another one first.
 .PHONY: screenshots

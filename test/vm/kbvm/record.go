@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 )
@@ -103,10 +104,10 @@ func recorded(rows map[string]row, scenarios []scenario, results map[string]resu
 	return b.String()
 }
 
-// readRows reads a page that record wrote.
+// readRows reads a page that record wrote; none has no rows.
 func readRows(page string) (map[string]row, error) {
 	text, err := os.ReadFile(page)
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	rows := map[string]row{}
