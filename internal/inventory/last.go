@@ -8,7 +8,7 @@ import (
 // Stored returns what Fill takes from an earlier inventory: the subjects of a plan except the GPUs, which a node
 // keeps by slot, and without what changes while nothing does.
 func (inv *Inventory) Stored() *Inventory {
-	out := &Inventory{Schema: Schema, Hostname: inv.Hostname, CPU: inv.CPU, Memory: inv.Memory, GPUs: []GPU{}, Software: inv.Software}
+	out := &Inventory{Schema: Schema, Hostname: inv.Hostname, OS: OS{Virt: inv.OS.Virt}, CPU: inv.CPU, Memory: inv.Memory, GPUs: []GPU{}, Software: inv.Software}
 	out.Software.Docker.CDIFaults = nil // read from files each time
 	for _, d := range inv.Disks {
 		out.Disks = append(out.Disks, DiskFree{Path: d.Path, TotalBytes: d.TotalBytes})
@@ -26,8 +26,8 @@ func (inv *Inventory) Fill(last *Inventory) *Inventory {
 	if unread(SubjectHost) {
 		out.Hostname = last.Hostname
 	}
-	if unread(SubjectCPU) || unread(SubjectMemory) { // both are read from the NUMA nodes
-		out.CPU, out.Memory = last.CPU, last.Memory
+	if unread(SubjectCPU) || unread(SubjectMemory) { // both are read from the NUMA nodes, and Virt from the CPUs
+		out.CPU, out.Memory, out.OS.Virt = last.CPU, last.Memory, last.OS.Virt
 	}
 	out.Software = inv.Software.fill(last.Software, unread)
 	out.Disks = slices.Clone(inv.Disks)

@@ -10,7 +10,7 @@ import (
 func TestFill(t *testing.T) {
 	t.Parallel()
 	last := &Inventory{
-		Hostname: "was", CPU: CPU{Online: "0-7"}, Memory: Memory{TotalBytes: 7},
+		Hostname: "was", OS: OS{Virt: true}, CPU: CPU{Online: "0-7"}, Memory: Memory{TotalBytes: 7},
 		Software: Software{
 			Systemd: "255", CgroupV2: true, Cron: true, Git: "/was/git", MkfsExt4: "/was/mkfs", Toolkit: "/was/ctk",
 			Docker: Docker{Version: "28", RootDir: "/was", CDI: true, CDIDevices: []string{"was"}, CDIFaults: map[string]CDIFault{"was": {}}},
@@ -26,8 +26,8 @@ func TestFill(t *testing.T) {
 	}{
 		"all is read":               {Inventory{}, "", func(*Inventory) {}},
 		"the name":                  {Inventory{}, SubjectHost, func(i *Inventory) { i.Hostname = "was" }},
-		"CPUs":                      {Inventory{CPU: CPU{Online: "0"}}, SubjectCPU, func(i *Inventory) { i.CPU, i.Memory = last.CPU, last.Memory }},
-		"memory":                    {Inventory{Memory: Memory{TotalBytes: 1}}, SubjectMemory, func(i *Inventory) { i.CPU, i.Memory = last.CPU, last.Memory }},
+		"CPUs":                      {Inventory{CPU: CPU{Online: "0"}}, SubjectCPU, func(i *Inventory) { i.CPU, i.Memory, i.OS.Virt = last.CPU, last.Memory, true }},
+		"memory":                    {Inventory{Memory: Memory{TotalBytes: 1}}, SubjectMemory, func(i *Inventory) { i.CPU, i.Memory, i.OS.Virt = last.CPU, last.Memory, true }},
 		"systemd":                   {Inventory{}, SubjectSystem, func(i *Inventory) { i.Software.Systemd = "255" }},
 		"systemd, which answered":   {Inventory{Software: Software{Systemd: "257"}}, SubjectSystem, func(*Inventory) {}},
 		"the engine":                {Inventory{Software: Software{Docker: Docker{CDIFaults: faults}}}, SubjectDocker, func(i *Inventory) { i.Software.Docker = last.Software.Docker; i.Software.Docker.CDIFaults = faults }},

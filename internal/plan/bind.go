@@ -28,6 +28,14 @@ type Binding struct {
 	Slot   int      `json:"slot"`
 	Member          // the first; Vendor is "" if the slot has no GPU
 	Others []Member `json:"others,omitempty"`
+	Last   *Last    `json:"last,omitempty"`
+}
+
+// Last is what a slot was last planned with. It keeps that while it is unknown what it should have.
+type Last struct {
+	CPUs        string `json:"cpus"`         // Linux list format
+	MemoryNodes string `json:"memory_nodes"` // Linux list format
+	MemoryBytes int64  `json:"memory_bytes"`
 }
 
 // Members returns all GPUs of the slot, or parts of GPUs.
@@ -42,6 +50,7 @@ func (b Binding) Members() []Member {
 type assignment struct {
 	Slot
 	members []Member // the GPUs as they are now
+	last    *Last    // nil for a new slot
 }
 
 func newAssignment(k int, members []Member) assignment {
@@ -109,7 +118,10 @@ func bind(gpus []inventory.GPU, cfg config.Config, bindings []Binding, reshape, 
 			m.describe(), cfg.GPUsPerSlot, BindingsPath))
 	}
 	slots := number(groups, pool, bindings)
-	for _, s := range slots {
+	for i, s := range slots {
+		if at := slices.IndexFunc(bindings, func(b Binding) bool { return b.Slot == s.Index }); at >= 0 {
+			slots[i].last = bindings[at].Last
+		}
 		if s.Parked != "" {
 			warnings = append(warnings, s.ParkedWarning())
 		}

@@ -162,8 +162,10 @@ func (b *builder) warnOfLimits() {
 // keep adds the files that the next plan is made from.
 func (b *builder) keep() error {
 	f := Bindings{WrittenBy: "kbnode", Schema: Schema, Chosen: selectionOf(*b.Config)}
-	for _, s := range b.slots {
-		f.Slots = append(f.Slots, s.binding())
+	for i, a := range b.slots {
+		kept, s := a.binding(), b.Slots[i]
+		kept.Last = &Last{CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes}
+		f.Slots = append(f.Slots, kept)
 	}
 	used := *b.inv
 	used.Memory, used.Disks = b.memory, b.disks

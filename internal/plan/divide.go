@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/split"
 )
@@ -32,26 +33,31 @@ func (b *builder) divide() error {
 	return nil
 }
 
-// splitFor returns the split of the machine. Slots keep their memory while their share differs only as it may between
-// two boots of an unchanged machine; otherwise each boot would change all agents. What a slot keeps above its share
-// comes out of the system's reserve on its NUMA nodes, at most half of it.
+// splitFor returns the split of the machine. Slots keep their memory while the machine's differs only as it may between
+// two boots; otherwise each boot would change all agents. What a slot keeps above its share comes out of the system's
+// reserve on its NUMA nodes, at most half of it.
 func (b *builder) splitFor(slots []assignment) (split.Result, error) {
 	if why := cmp.Or(b.inv.WhyUnread(inventory.SubjectCPU), b.inv.WhyUnread(inventory.SubjectMemory)); why != "" && b.last == nil {
 		return split.Result{}, fmt.Errorf("the machine cannot be split, because its CPUs and memory could not be read (%s); try again when they can be read", why)
 	}
 	b.memory = b.inv.Memory
+	if slices.ContainsFunc(slots, func(s assignment) bool { return slices.ContainsFunc(s.members, func(u Member) bool { return u.twice }) }) {
+		// It is unknown what that slot should have, so all keep what they have.
+		if res, ok := lastSplit(b.inv, slots); ok {
+			return res, nil
+		}
+	}
 	now, err := splitSlots(b.inv, b.memory, b.cfg, slots)
 	if err != nil || b.last == nil {
 		return now, err
 	}
-	before := earlierMemory(b.inv.Memory, b.last.Memory)
+	before, near := earlierMemory(b.inv.Memory, b.last.Memory)
 	res, err := splitSlots(b.inv, before, b.cfg, slots)
-	if err != nil {
+	if !near || err != nil {
 		return now, nil //nolint:nilerr // the machine as it is can be split
 	}
 	for i, is := range now.Blocks {
-		was := res.Blocks[i]
-		more := is.MemoryBytes - was.MemoryBytes
+		more := is.MemoryBytes - res.Blocks[i].MemoryBytes
 		if max(more, -more) > is.MemoryBytes/split.BootShare || -more > is.ReserveBytes/2 {
 			return now, nil
 		}
@@ -61,15 +67,44 @@ func (b *builder) splitFor(slots []assignment) (split.Result, error) {
 	return res, nil
 }
 
-// earlierMemory returns the memory with the sizes that its nodes had.
-func earlierMemory(now, last inventory.Memory) inventory.Memory {
-	out := inventory.Memory{TotalBytes: cmp.Or(last.TotalBytes, now.TotalBytes), Nodes: slices.Clone(now.Nodes)}
-	for i := range out.Nodes {
-		n := &out.Nodes[i]
-		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && o.CPUs == n.CPUs })
-		if at >= 0 && n.MemoryBytes > 0 { // the kernel accepts no node without memory
-			n.MemoryBytes, n.HugepagesBytes = last.Nodes[at].MemoryBytes, last.Nodes[at].HugepagesBytes
+// lastSplit returns what slots were last planned with; ok is false if one had nothing, or if they would share CPUs.
+func lastSplit(inv *inventory.Inventory, slots []assignment) (res split.Result, ok bool) {
+	res.ReservedMemory = inv.Memory.TotalBytes
+	res.ReservedCPUs, _ = cpuset.Parse(inv.CPU.Allowed) // if it is broken, no slot's CPUs are among them
+	for _, s := range slots {
+		if s.last == nil || s.last.MemoryBytes < split.MinMemory {
+			return res, false
 		}
+		cpus, err := cpuset.Parse(s.last.CPUs)
+		nodes, errNodes := cpuset.Parse(s.last.MemoryNodes)
+		if err != nil || errNodes != nil || cpus.Len() == 0 || cpus.Difference(res.ReservedCPUs).Len() > 0 {
+			return res, false
+		}
+		res.ReservedCPUs = res.ReservedCPUs.Difference(cpus)
+		res.ReservedMemory -= s.last.MemoryBytes
+		res.Blocks = append(res.Blocks, split.Block{CPUs: cpus, MemoryNodes: nodes, MemoryBytes: s.last.MemoryBytes})
 	}
-	return out
+	return res, true
+}
+
+// earlierMemory returns the memory with the sizes that the nodes of CPUs had; near reports whether each differs only as
+// it may between two boots. Memory of GPUs is not split, and may be missing.
+func earlierMemory(now, last inventory.Memory) (before inventory.Memory, near bool) {
+	before = inventory.Memory{TotalBytes: last.TotalBytes, Nodes: slices.Clone(now.Nodes)}
+	for i := range before.Nodes {
+		n := &before.Nodes[i]
+		if n.CPUs == "" {
+			continue
+		}
+		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && o.CPUs != "" })
+		if at < 0 {
+			return now, false
+		}
+		was := last.Nodes[at]
+		if more := n.MemoryBytes - was.MemoryBytes; max(more, -more) > n.MemoryBytes/split.BootShare {
+			return now, false
+		}
+		n.MemoryBytes, n.HugepagesBytes = was.MemoryBytes, was.HugepagesBytes
+	}
+	return before, true
 }

@@ -170,9 +170,29 @@ func TestMemoryBesideLostGPU(t *testing.T) {
 	in.Bindings = bindingsOf(t, before)
 	after := planned(t, in)
 	must.Equal(t, before.Slots[1:], after.Slots[1:])
+	in = input(booted(inv, -40, 20), config.Config{}) // it is back
+	in.Bindings = bindingsOf(t, after)
+	must.Equal(t, before.Slots, planned(t, in).Slots)
 	if a, b := before.Slots[0], after.Slots[0]; a.MemoryBytes != b.MemoryBytes || a.MemoryNodes == b.MemoryNodes {
 		t.Errorf("%s has %s of nodes %s, and had %s of %s", b.Name, config.Size(b.MemoryBytes), b.MemoryNodes, config.Size(a.MemoryBytes), a.MemoryNodes)
 	}
+}
+
+// TestMemoryOfALostBank takes most of a node's memory away, which is not the same although each slot gets what was asked for.
+func TestMemoryOfALostBank(t *testing.T) {
+	t.Parallel()
+	inv, cfg := readMachine(t, machinetest.DGXA100()), config.Config{MemoryPerSlot: 16 << 30}
+	before := build(t, inv, cfg, nil, false)
+	at := slices.IndexFunc(inv.Memory.Nodes, func(n inventory.NUMANode) bool { return fmt.Sprint(n.ID) == before.Slots[0].MemoryNodes })
+	less := make([]int64, at+1)
+	less[at] = 4<<10 - inv.Memory.Nodes[at].MemoryBytes/mib
+	in := input(booted(inv, less...), cfg)
+	want := planned(t, in)
+	if want.Slots[0].MemoryNodes == before.Slots[0].MemoryNodes {
+		t.Fatalf("slot gpu0 still has the nodes %s, so this shows nothing", want.Slots[0].MemoryNodes)
+	}
+	in.Bindings = bindingsOf(t, before)
+	must.Equal(t, want.Slots, planned(t, in).Slots)
 }
 
 // TestMemoryAskedFor asks for the memory that a slot was shown to have.

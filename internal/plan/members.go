@@ -33,7 +33,6 @@ type Member struct {
 	slot      int            // the one that has kept it; -1 for none
 	lost      string         // why it cannot be used; "" when it can
 	twice     bool           // an earlier slot has kept it, too
-	stead     *Member        // with twice, what no slot has: the split counts the slot with it
 	later     bool           // an instance beside others that slots have kept: an install makes a slot of it
 	recalled  bool           // its GPU does not report it, so it is assumed to be unchanged
 	nodes     []string       // device nodes that its jobs open
@@ -156,9 +155,8 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		switch {
 		case d.sick() != nil && len(d.has) > 0, d.unread():
 			fresh = nil // it does not report how it is divided
-		case twice: // it may belong to the slot that has another slot's member
-			giveStead(pool, fresh)
-			fresh = nil
+		case twice:
+			fresh = nil // it may belong to the slot that has another slot's member
 		case len(d.lost) == 0:
 		case reshape && slices.ContainsFunc(fresh, func(m Member) bool { return m.lost == "" }):
 			d.lost = nil
@@ -173,27 +171,6 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 	slices.SortStableFunc(pool, compareMembers)
 	giveNodes(pool)
 	return pool, replaced
-}
-
-// giveStead gives members that two slots have kept, one after the other, what no slot has: probably what the second
-// slot had, so that the others keep their CPUs.
-func giveStead(pool, free []Member) {
-	for i := range pool {
-		u := &pool[i]
-		at := slices.IndexFunc(free, func(m Member) bool { return m.Vendor == u.Vendor && (m.MIG == nil) == (u.MIG == nil) })
-		if u.twice && u.stead == nil && at >= 0 {
-			u.stead = &free[at]
-			free = free[at+1:]
-		}
-	}
-}
-
-// inSplit returns what the split counts for the member.
-func (m Member) inSplit() Member {
-	if m.stead != nil {
-		return *m.stead
-	}
-	return m
 }
 
 // card identifies the GPU of a member as it was kept. The address alone does not: a

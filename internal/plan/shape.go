@@ -48,7 +48,7 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 	within := map[[3]string]int{} // compute instances of a GPU instance
 	for _, s := range slots {
 		for _, m := range s.members {
-			if m = m.inSplit(); m.MIG != nil && !m.twice {
+			if m.MIG != nil && !m.twice {
 				within[instance(m)]++
 			}
 		}
@@ -62,7 +62,6 @@ func splitGPUs(slots []assignment) (list []split.GPU, weights []int, parts [][]b
 			list, weights = append(list, split.GPU{NUMANode: -1, MemoryNode: -1, Name: name, None: true}), append(weights, 0)
 		}
 		for _, m := range s.members {
-			m = m.inSplit()
 			i, ok := shared[m.card()]
 			if !ok || m.MIG == nil {
 				i = len(list)
