@@ -5,18 +5,6 @@ import (
 	"slices"
 )
 
-// Stored returns what Fill takes from an earlier inventory: the subjects of a plan except the GPUs, which a node
-// keeps by slot, and without what changes while nothing does.
-func (inv *Inventory) Stored() *Inventory {
-	out := &Inventory{Schema: Schema, Hostname: inv.Hostname, OS: OS{Virt: inv.OS.Virt}, CPU: inv.CPU, Memory: inv.Memory, GPUs: []GPU{}, Software: inv.Software}
-	out.Software.Docker.CDIFaults = nil // read from files each time
-	for _, d := range inv.Disks {
-		out.Disks = append(out.Disks, DiskFree{Path: d.Path, TotalBytes: d.TotalBytes})
-	}
-	slices.SortFunc(out.Disks, func(a, b DiskFree) int { return cmp.Compare(a.Path, b.Path) })
-	return out
-}
-
 // Fill returns the inventory with each subject that could not be read as it was in an earlier one. What could be
 // read of the installed software counts as read. Without an earlier one, last is nil, such a subject is empty.
 func (inv *Inventory) Fill(last *Inventory) *Inventory {

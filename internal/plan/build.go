@@ -57,6 +57,11 @@ func (b *builder) recall() (err error) {
 	case len(b.Bindings.Slots) == 0 && !b.cfg.GPUs.None && unlisted(b.inv) != "":
 		return fmt.Errorf("the list of GPUs could not be read, so no slots can be planned; install again when it can be read (%s)", unlisted(b.inv))
 	}
+	for _, subject := range []string{inventory.SubjectDocker, inventory.SubjectCDI, inventory.SubjectFiles} {
+		if why := b.inv.WhyUnread(subject); why != "" && b.last == nil && len(b.Bindings.Slots) > 0 {
+			return fmt.Errorf("%s could not be read (%s), and what slots were planned with is unknown: %s is missing or broken; try again when it can be read", subject, why, LastPath)
+		}
+	}
 	b.Node = cleanName(cmp.Or(b.cfg.Node, b.inv.Hostname, "node"))
 	b.cfg.Job.TasksMax = min(b.cfg.Job.TasksMax, MaxPIDs) // no cgroup takes more, and containers would not start
 	return nil
@@ -167,12 +172,7 @@ func (b *builder) keep() error {
 		kept.Last = &Last{CPUs: s.CPUs, MemoryNodes: s.MemoryNodes, MemoryBytes: s.MemoryBytes}
 		f.Slots = append(f.Slots, kept)
 	}
-	used := *b.inv
-	used.Memory, used.Disks = b.memory, b.disks
-	if b.cfg.Node != "" {
-		used.Hostname = "" // which no plan depends on
-	}
-	last, err := renderLast(&used)
+	last, err := renderLast(b.used())
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (b *builder) chooseDisks() error {
 	b.disks = b.inv.Disks
 	if b.last != nil {
 		was := diskShare(b.last.Disks, len(b.slots))
-		if more := share - was; max(more, -more) <= was/poolShare {
+		if more := share - was; max(more, -more) <= was/poolShare || size > 0 && was > 0 { // which no slot has then
 			share, b.disks = was, b.last.Disks
 		}
 	}

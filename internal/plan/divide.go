@@ -51,20 +51,24 @@ func (b *builder) splitFor(slots []assignment) (split.Result, error) {
 	if err != nil || b.last == nil {
 		return now, err
 	}
-	before, near := earlierMemory(b.inv.Memory, b.last.Memory)
-	res, err := splitSlots(b.inv, before, b.cfg, slots)
-	if !near || err != nil {
+	before := earlierMemory(b.inv.Memory, b.last.Memory)
+	was, err := splitSlots(b.inv, before, b.cfg, slots)
+	if err != nil {
 		return now, nil //nolint:nilerr // the machine as it is can be split
 	}
 	for i, is := range now.Blocks {
-		more := is.MemoryBytes - res.Blocks[i].MemoryBytes
+		more := is.MemoryBytes - was.Blocks[i].MemoryBytes
 		if max(more, -more) > is.MemoryBytes/split.BootShare || -more > is.ReserveBytes/2 {
 			return now, nil
 		}
 	}
-	b.memory = before
-	res.ReservedMemory += b.inv.Memory.TotalBytes - before.TotalBytes
-	return res, nil
+	b.memory, now.Warnings = before, was.Warnings
+	for i := range now.Blocks {
+		block := &now.Blocks[i]
+		now.ReservedMemory += block.MemoryBytes - was.Blocks[i].MemoryBytes
+		block.MemoryBytes = was.Blocks[i].MemoryBytes
+	}
+	return now, nil
 }
 
 // lastSplit returns what slots were last planned with; ok is false if one had nothing, or if they would share CPUs.
@@ -87,24 +91,21 @@ func lastSplit(inv *inventory.Inventory, slots []assignment) (res split.Result, 
 	return res, true
 }
 
-// earlierMemory returns the memory with the sizes that the nodes of CPUs had; near reports whether each differs only as
-// it may between two boots. Memory of GPUs is not split, and may be missing.
-func earlierMemory(now, last inventory.Memory) (before inventory.Memory, near bool) {
-	before = inventory.Memory{TotalBytes: last.TotalBytes, Nodes: slices.Clone(now.Nodes)}
-	for i := range before.Nodes {
-		n := &before.Nodes[i]
-		if n.CPUs == "" {
-			continue
-		}
-		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && o.CPUs != "" })
-		if at < 0 {
-			return now, false
-		}
-		was := last.Nodes[at]
-		if more := n.MemoryBytes - was.MemoryBytes; max(more, -more) > n.MemoryBytes/split.BootShare {
-			return now, false
-		}
-		n.MemoryBytes, n.HugepagesBytes = was.MemoryBytes, was.HugepagesBytes
+// earlierMemory returns the memory with the size that each node of CPUs had, if that differs only as it may between two
+// boots. Memory of GPUs is not split, and may be missing.
+func earlierMemory(now, last inventory.Memory) inventory.Memory {
+	out := inventory.Memory{TotalBytes: now.TotalBytes, Nodes: slices.Clone(now.Nodes)}
+	if near(now.TotalBytes, last.TotalBytes) {
+		out.TotalBytes = last.TotalBytes
 	}
-	return before, true
+	for i := range out.Nodes {
+		n := &out.Nodes[i]
+		at := slices.IndexFunc(last.Nodes, func(o inventory.NUMANode) bool { return o.ID == n.ID && (o.CPUs == "") == (n.CPUs == "") })
+		if at >= 0 && near(n.MemoryBytes, last.Nodes[at].MemoryBytes) {
+			n.MemoryBytes, n.HugepagesBytes = last.Nodes[at].MemoryBytes, last.Nodes[at].HugepagesBytes
+		}
+	}
+	return out
 }
+
+func near(now, was int64) bool { return max(now-was, was-now) <= now/split.BootShare }

@@ -36,11 +36,46 @@ func ParseLast(text []byte) (*inventory.Inventory, error) {
 
 // renderLast returns the content of LastPath: on one line, because a CPU would take twenty.
 func renderLast(inv *inventory.Inventory) (string, error) {
-	text, err := json.Marshal(inv.Stored())
+	text, err := json.Marshal(lastFile{"kbnode", inv})
 	if err != nil {
 		return "", fmt.Errorf("render %s: %w", LastPath, err)
 	}
-	return fmt.Sprintf("{\"written_by\": \"kbnode\", \"inventory\": %s}\n", text), nil
+	return string(text) + "\n", nil
+}
+
+// used returns what of the inventory this plan depends on, but the GPUs, which slots keep. What else changes is no change
+// of the node.
+func (b *builder) used() *inventory.Inventory {
+	out := &inventory.Inventory{
+		Schema: inventory.Schema, OS: inventory.OS{Virt: b.inv.OS.Virt}, CPU: b.inv.CPU, Memory: b.memory,
+		GPUs: []inventory.GPU{}, Software: b.inv.Software,
+	}
+	out.CPU.Model = ""
+	if b.cfg.Node == "" {
+		out.Hostname = b.inv.Hostname
+	}
+	for _, d := range b.disks {
+		if d.Path == agentsDir {
+			out.Disks = append(out.Disks, inventory.DiskFree{Path: d.Path, TotalBytes: d.TotalBytes})
+		}
+	}
+	keys := agentKeys(b.cfg, Slot{}, out.Software.Agent.Version, "")
+	out.Software.Agent.Keys = only(out.Software.Agent.Keys, func(name string) bool {
+		return slices.ContainsFunc(keys, func(k agentKey) bool { return k.name == name })
+	})
+	d := out.Software.Docker
+	out.Software.Docker = inventory.Docker{ // lists are never nil in JSON
+		Version: d.Version, RootDir: d.RootDir, CgroupDriver: d.CgroupDriver, StorageDriver: d.StorageDriver,
+		CDI: d.CDI, CDIDirs: []string{}, Runtimes: append([]string{}, d.Runtimes...),
+	}
+	for _, s := range b.Slots {
+		for _, name := range s.Each(cdiName) {
+			if slices.Contains(d.CDIDevices, name) && !slices.Contains(out.Software.Docker.CDIDevices, name) {
+				out.Software.Docker.CDIDevices = append(out.Software.Docker.CDIDevices, name)
+			}
+		}
+	}
+	return out
 }
 
 // Selection is what the configuration says of which GPUs become which slots. While it says the same, slots keep

@@ -304,17 +304,67 @@ func TestLast(t *testing.T) {
 	text := fileOf(p, LastPath)
 	last, err := ParseLast([]byte(text))
 	must.Do(t, err)
-	must.Equal(t, inv.Stored(), last)
+	must.Equal(t, inv.Memory, last.Memory)
+	must.Equal(t, inv.CPU.List, last.CPU.List)
 	in := input(booted(inv, 5, -7), config.Config{}) // what changes while nothing does
 	in.Bindings = bindingsOf(t, p)
 	in.Inventory.GPUs, in.Inventory.Disks = slices.Clone(inv.GPUs), slices.Clone(inv.Disks)
 	in.Inventory.GPUs[0].Processes, in.Inventory.Kernel = 7, "7.0.1"
 	in.Inventory.Disks[0].FreeBytes /= 2
-	in.Inventory.Software.Docker.CDIFaults = map[string]inventory.CDIFault{"nvidia.com/gpu=all": {Detail: "stale"}}
+	in.Inventory.CPU.Model = "another"
+	in.Inventory.Software.Agent.Keys = append(slices.Clone(inv.Software.Agent.Keys), "new-key")
+	d := &in.Inventory.Software.Docker
+	d.CDIFaults = map[string]inventory.CDIFault{"nvidia.com/gpu=all": {Detail: "stale"}}
+	d.APIVersion, d.CDIDirs, d.CDIDevices = "1.99", append(d.CDIDirs, "/x"), append(slices.Clone(d.CDIDevices), "vendor.com/thing=7")
 	must.Equal(t, text, fileOf(planned(t, in), LastPath))
 	for name, text := range map[string]string{"cut": text[:len(text)/2], "nothing": `{"written_by": "kbnode"}`, "another schema": strings.Replace(text, `"schema":1`, `"schema":2`, 1)} {
 		if _, err := ParseLast([]byte(text)); err == nil || !strings.Contains(err.Error(), LastPath) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestMemoryThatCame adds memory that no slot can use, and takes it away: the reserve is what slots do not have.
+func TestMemoryThatCame(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	more := booted(inv)
+	more.Memory.Nodes = append(more.Memory.Nodes, inventory.NUMANode{ID: 2, MemoryBytes: 512 << 30, Distances: []int{30, 30, 10}})
+	more.Memory.TotalBytes += 512 << 30
+	in := input(inv, config.Config{})
+	in.Bindings = bindingsOf(t, build(t, more, config.Config{}, nil, false))
+	must.Equal(t, build(t, inv, config.Config{}, nil, false).Reserved, planned(t, in).Reserved)
+}
+
+// TestMemoryAskedForLater doubles the memory of a node whose slots have what they asked for, and then asks for more.
+func TestMemoryAskedForLater(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	double := booted(inv, inv.Memory.Nodes[0].MemoryBytes/mib, inv.Memory.Nodes[1].MemoryBytes/mib)
+	ask := func(inv *inventory.Inventory, gib int64, last *Plan) *Plan {
+		in := input(inv, config.Config{MemoryPerSlot: config.Size(gib << 30)})
+		if last != nil {
+			in.Bindings = bindingsOf(t, last)
+		}
+		return planned(t, in)
+	}
+	p := ask(double, 250, ask(double, 100, ask(inv, 100, nil)))
+	must.Equal(t, 250<<30, p.Slots[0].MemoryBytes)
+}
+
+// TestLastIsMissing takes the last inventory from a node: what could not be read then is unknown, not absent.
+func TestLastIsMissing(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	bindings := bindingsOf(t, build(t, inv, config.Config{}, nil, false))
+	bindings.Last = nil
+	for _, subject := range []string{"", inventory.SubjectDocker, inventory.SubjectCDI, inventory.SubjectFiles, inventory.SubjectCPU, inventory.SubjectMemory} {
+		one := *inv
+		one.Problems, one.Unread = []inventory.Problem{{Subject: subject, Detail: "timeout"}}, []string{subject}
+		in := input(&one, config.Config{})
+		in.Bindings = bindings
+		if _, err := Build(in); (err == nil) != (subject == "") || err != nil && !strings.Contains(err.Error(), "(timeout)") {
+			t.Errorf("%q: %v", subject, err)
 		}
 	}
 }

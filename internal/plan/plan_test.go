@@ -163,7 +163,7 @@ func checkFiles(t *testing.T, p *Plan) {
 			t.Errorf("%s is planned twice", f.Path)
 		}
 		paths[f.Path] = true
-		if f.Source == "" && !strings.Contains(f.Content, Marker) && !strings.Contains(f.Content, `"written_by": "kbnode"`) {
+		if f.Source == "" && !strings.Contains(f.Content, Marker) && !strings.Contains(strings.ReplaceAll(f.Content, ": ", ":"), `"written_by":"kbnode"`) {
 			t.Errorf("%s does not say that kbnode wrote it", f.Path)
 		}
 		if path.Dir(f.Path) == UnitDir {
