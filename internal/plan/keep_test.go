@@ -349,7 +349,7 @@ func TestMemoryAskedForLater(t *testing.T) {
 		return planned(t, in)
 	}
 	p := ask(double, 250, ask(double, 100, ask(inv, 100, nil)))
-	must.Equal(t, 250<<30, p.Slots[0].MemoryBytes)
+	must.Equal(t, int64(250<<30), p.Slots[0].MemoryBytes)
 }
 
 // TestLastIsMissing takes the last inventory from a node: what could not be read then is unknown, not absent.
