@@ -12,12 +12,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/checkout"
@@ -56,7 +53,7 @@ type guard struct {
 	token      func() (string, error)      // with which agents register
 	remove     func(context.Context) error // removes the slot's containers
 	tidy       func() error                // removes its checkouts
-	signal     func(pid string, signal syscall.Signal)
+	signal     func(lock *os.File, h holder, signal syscall.Signal)
 }
 
 // open connects to the engine for a slot. The caller calls api.Close.
@@ -114,13 +111,6 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 
 // runDir is the slot's directory below /run, in which only root can write.
 func (g *guard) runDir() string { return filepath.Dir(g.policy.Socket) }
-
-// signalHolder signals a process that holds a slot. It may have ended.
-func signalHolder(pid string, signal syscall.Signal) {
-	if n, err := strconv.Atoi(pid); err == nil && n > 1 {
-		_ = unix.Kill(n, signal)
-	}
-}
 
 // checkPolicy returns what a policy lacks. Zero would mean "no limit" to the engine.
 func checkPolicy(p plan.JobPolicy) error {
