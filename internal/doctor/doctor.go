@@ -57,8 +57,8 @@ type Source interface {
 	Pull(ctx context.Context) (digest string, err error)
 	// Evaluate runs an evaluation in each slot, one after another or all at once.
 	Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error)
-	// Kill ends a process as a fault would.
-	Kill(pid int) error
+	// Kill ends a unit's main process as a fault would.
+	Kill(ctx context.Context, unit string) error
 	// Docker asks the engine about itself, and Image about one of its images.
 	Docker(ctx context.Context) (docker.Info, error)
 	Image(ctx context.Context, ref string) (docker.Image, error)
