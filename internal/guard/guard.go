@@ -21,7 +21,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -45,7 +44,7 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	room       func(dir string) (int64, error) // limit.Room, except in tests
+	room       func(dir string) (int64, error) // disk.Room, except in tests
 	views      views
 	procs      slotProcs
 	gpu        gpuWatches
@@ -91,7 +90,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		gid:        gid,
 		jobUID:     plan.JobUID(p.Slot),
 		network:    newNetwork(p, engine),
-		room:       limit.Room,
+		room:       disk.Room,
 		views:      views{filepath.Join(filepath.Dir(filepath.Dir(p.Socket)), "images")},
 		procs:      procs,
 		gpu:        newGPUWatches(p, procs, log),
