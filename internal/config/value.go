@@ -79,8 +79,8 @@ func expand(part string) (names []string, err error) {
 	switch {
 	case first > last:
 		return nil, fmt.Errorf("%q runs backward; write %d-%d", part, last, first)
-	case last-first >= maxSlots:
-		return nil, fmt.Errorf("%q lists more GPUs than a machine has; write at most %d", part, maxSlots)
+	case last-first >= MaxSlots:
+		return nil, fmt.Errorf("%q lists more GPUs than a machine has; write at most %d", part, MaxSlots)
 	}
 	for k := first; k <= last; k++ {
 		names = append(names, strconv.Itoa(k))
@@ -159,8 +159,8 @@ var (
 // QueueFields are the names that a queue template may use.
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
 
-// maxSlots bounds the slots of a configuration; the largest machines known have 64.
-const maxSlots = 256
+// MaxSlots bounds the slots and the GPUs of a node; the largest machines known have 64.
+const MaxSlots = 256
 
 // validateShape checks what slots are made of.
 func validateShape(c Config, bad func(key, format string, args ...any)) {
@@ -173,10 +173,10 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 		bad("slots", "gpus: none needs a number of slots; write one (--slots)")
 	case c.GPUs.None && (c.GPUsPerSlot > 0 || len(c.Groups) > 0):
 		bad("gpus", "none cannot be combined with gpus_per_slot or groups; leave them out")
-	case c.Slots > maxSlots:
-		bad("slots", "%d slots are too many; write at most %d", c.Slots, maxSlots)
-	case c.GPUsPerSlot > maxSlots:
-		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
+	case c.Slots > MaxSlots:
+		bad("slots", "%d slots are too many; write at most %d", c.Slots, MaxSlots)
+	case c.GPUsPerSlot > MaxSlots:
+		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, MaxSlots)
 	}
 	listed := map[string]bool{}
 	for _, group := range c.Groups {

@@ -282,6 +282,9 @@ func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
+// RoomPoll is the time between two looks at the engine's disk during a pull.
+const RoomPoll = time.Second
+
 // Room returns the free space on the engine's disk and the size of the disk, in bytes: of the one with less room, if
 // containerd has another. Both are zero if the disk is not on this machine.
 func (e *Engine) Room(ctx context.Context) (free, total int64, err error) {

@@ -24,7 +24,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
@@ -190,16 +189,6 @@ func numbers(version string) (list []int) {
 
 // gib formats a size for people.
 func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
-
-// word quotes a word for a shell's command line if needed.
-func word(s string) string {
-	if plainWord().MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-var plainWord = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)
 
 // lines joins the lines of an error.
 func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

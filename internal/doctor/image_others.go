@@ -88,7 +88,7 @@ func (m *Machine) imageCrontabs() (all []Finding) {
 				}
 				f := warn("%s runs %s", name, what)
 				if strings.HasPrefix(pattern, "/etc/cron.") {
-					f = f.By("mv %s /root/", word(name))
+					f = f.By("mv %s /root/", text.ShellWord(name))
 				} else {
 					f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
 				}
@@ -121,7 +121,7 @@ func (m *Machine) imageTimers(ctx context.Context) (all []Finding) {
 		} else if !imageTimer().MatchString(u.Name) || usesEngine().MatchString(commands) {
 			continue
 		}
-		all = append(all, f.By("systemctl disable --now %s", word(u.Name)))
+		all = append(all, f.By("systemctl disable --now %s", text.ShellWord(u.Name)))
 	}
 	return all
 }
@@ -138,7 +138,7 @@ func (m *Machine) imageContainers(ctx context.Context) (all []Finding) {
 		}
 		if what != "" && c.Labels[slotLabel] == "" {
 			all = append(all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
-				By("docker update --restart=no %[1]s && docker stop %[1]s", word(c.Name)))
+				By("docker update --restart=no %[1]s && docker stop %[1]s", text.ShellWord(c.Name)))
 		}
 	}
 	return all

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/environ"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -13,14 +14,11 @@ import (
 // rootCommands are the commands that only root can complete. Advice writes sudo before them.
 var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "undrain", "upgrade", "daemon", "selftest", "doctor", "image", "logs"}
 
-// networkVariables are the variables with which Go reaches servers.
-var networkVariables = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
-
 // rootVariables are the variables that a command reads, by command. sudo drops them unless told.
 var rootVariables = map[string][]string{
-	"install": append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, networkVariables...),
-	"upgrade": networkVariables,
-	"doctor":  append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, networkVariables...),
+	"install": append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, environ.Network...),
+	"upgrade": environ.Network,
+	"doctor":  append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, environ.Network...),
 }
 
 // maxWord bounds an argument that is repeated, in bytes.
@@ -45,17 +43,9 @@ func Line(args []string) string {
 		if a = Hide(a, known); !text.Plain(a) || len(a) > maxWord {
 			a = text.Line(a, maxWord)
 		}
-		words = append(words, Quoted(a))
+		words = append(words, text.ShellWord(a))
 	}
 	return strings.ReplaceAll(strings.Join(words, " "), " ", Unbroken)
-}
-
-// Quoted returns a word as a shell reads it.
-func Quoted(word string) string {
-	if word == "" || strings.ContainsAny(word, " $`\"\\*?[]{}()<>|&;#~!'") {
-		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-	}
-	return word
 }
 
 // Program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
