@@ -143,7 +143,6 @@ type Problem struct {
 }
 
 var (
-	queueForm    = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 	field        = lazy.Regexp(`\{[^{}]*\}`)
 	nodeForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
 	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
@@ -155,6 +154,9 @@ var (
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
 	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
+
+// QueueForm is the name of a queue. It has no character that is special to YAML, Buildkite's interpolation or a shell.
+var QueueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 // QueueFields are the names that a queue template may use.
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
@@ -221,7 +223,7 @@ func Validate(c Config) []Problem {
 			bad("queue", "%s is not a field; write {%s}", f, strings.Join(QueueFields, "}, {"))
 		}
 	}
-	if c.Queue != "" && !queueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
+	if c.Queue != "" && !QueueForm().MatchString(field().ReplaceAllString(c.Queue, "x")) {
 		bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", c.Queue)
 	}
 	for _, n := range []struct {

@@ -7,13 +7,12 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
 	maxShown = 80 // characters of a name or a command
-	// slotLabel is on the containers of jobs: what those run, guard decides.
-	slotLabel = "kbnode.slot"
 
 	updaters = `\b(?:watchtower|ouroboros|whats-up-docker|docker-gc|docker-cleanup|docker-prune|dockcheck|tugtainer|update-image\.sh)\b`
 )
@@ -136,7 +135,7 @@ func (m *Machine) imageContainers(ctx context.Context) (all []Finding) {
 		if updater().MatchString(c.Image) || updater().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
-		if what != "" && c.Labels[slotLabel] == "" {
+		if what != "" && c.Labels[slot.Label] == "" { // what those of jobs run, guard decides
 			all = append(all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
 				By("docker update --restart=no %[1]s && docker stop %[1]s", text.ShellWord(c.Name)))
 		}

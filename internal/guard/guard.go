@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -68,7 +69,7 @@ func open(p plan.JobPolicy, log *slog.Logger) (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newGuard(p, uid, gid, slot.CgroupRoot, engine, log), nil
+	return newGuard(p, uid, gid, host.CgroupRoot, engine, log), nil
 }
 
 func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.Engine, log *slog.Logger) *guard {
