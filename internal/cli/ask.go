@@ -171,7 +171,7 @@ func printAsked(s term.Streams, f *installFlags) {
 		file = ", with the token in a file"
 	}
 	term.Printf(s.Err, "The same without questions%s:\n", file)
-	term.Printf(s.Err, "  %s\n\n", term.Line(slices.Insert(args, at, f.added...)))
+	term.Printf(s.Err, "  %s\n\n", s.Line(slices.Insert(args, at, f.added...)))
 }
 
 // findToken returns the agent token that slots will have. A dry run needs none: it is then "".

@@ -6,19 +6,30 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/environ"
+	"github.com/spf13/cobra"
+
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// rootCommands are the commands that only root can complete. Advice writes sudo before them.
-var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "undrain", "upgrade", "daemon", "selftest", "doctor", "image", "logs"}
+// asRoot is the annotation of AsRoot.
+const asRoot = "root"
 
-// rootVariables are the variables that a command reads, by command. sudo drops them unless told.
-var rootVariables = map[string][]string{
-	"install": append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, environ.Network...),
-	"upgrade": environ.Network,
-	"doctor":  append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, environ.Network...),
+// AsRoot annotates a command that only root can complete, with its subcommands, and returns it. Advice writes sudo
+// before it, and what keeps the variables that it reads: sudo drops them unless told.
+func AsRoot(cmd *cobra.Command, variables ...string) *cobra.Command {
+	cmd.Annotations = map[string]string{asRoot: strings.Join(variables, " ")}
+	return cmd
+}
+
+// NeedsRoot reports whether only root can complete a command, and returns the variables that it reads.
+func NeedsRoot(cmd *cobra.Command) (variables []string, ok bool) {
+	for ; cmd != nil; cmd = cmd.Parent() {
+		if names, ok := cmd.Annotations[asRoot]; ok {
+			return strings.Fields(names), true
+		}
+	}
+	return nil, false
 }
 
 // maxWord bounds an argument that is repeated, in bytes.
@@ -28,12 +39,12 @@ const maxWord = 4096
 const Unbroken = "\u00a0"
 
 // Line returns a command line for Printf, quoted for a shell. It hides secrets.
-func Line(args []string) string {
+func (s Streams) Line(args []string) string {
 	words := []string{Program()}
-	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
-	if i >= 0 && slices.Contains(rootCommands, args[i]) {
+	cmd, _, _ := s.Commands.Find(args) // the error is of a word that is no command
+	if variables, ok := NeedsRoot(cmd); ok {
 		words = slices.Insert(words, 0, "sudo")
-		keep := slices.DeleteFunc(slices.Clone(rootVariables[args[i]]), func(name string) bool { return os.Getenv(name) == "" })
+		keep := slices.DeleteFunc(variables, func(name string) bool { return os.Getenv(name) == "" })
 		if len(keep) > 0 {
 			words = slices.Insert(words, 1, "--preserve-env="+strings.Join(keep, ","))
 		}
@@ -57,7 +68,7 @@ func Program() string {
 }
 
 // Again returns what was typed, to type it again as root.
-func (s Streams) Again() string { return Line(s.Typed) }
+func (s Streams) Again() string { return s.Line(s.Typed) }
 
 // hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
 // counts, too.
@@ -102,7 +113,7 @@ func Hide(s string, secrets []string) string {
 func (s Streams) Advise(says string, lines ...[]string) error {
 	var shown []string
 	for _, args := range lines {
-		shown = append(shown, Line(args))
+		shown = append(shown, s.Line(args))
 	}
 	return Usagef("%s; write %s", says, strings.Join(shown, ", or "))
 }
