@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/environ"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -23,8 +24,6 @@ const (
 	// slotAway is how long a slot that refuses connections may take to take one, as while the job before ends.
 	slotAway = 3 * time.Minute
 	slotPoll = 250 * time.Millisecond
-	// maxPipeline bounds a pipeline's file in bytes, as guard does.
-	maxPipeline = 1 << 20
 	// rootAway is slotAway for root, and waitCanceled is how long root waits for the end of a job that it canceled.
 	rootAway     = 5 * time.Second
 	waitCanceled = 10 * time.Second
@@ -160,7 +159,7 @@ var (
 	agentVars = []string{"BUILDKITE_AGENT_ACCESS_TOKEN", "BUILDKITE_AGENT_ENDPOINT", "BUILDKITE_JOB_ID"}
 	// nodeVars are those that an operator or Buildkite may give the agent, so that it reaches Buildkite. They
 	// count only where no build sent them.
-	nodeVars = []string{"BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+	nodeVars = append([]string{"BUILDKITE_NO_HTTP2", "BUILDKITE_REQUEST_HEADER_*"}, environ.Network...)
 )
 
 // ofNode reports whether a variable is one of nodeVars that no build sent.

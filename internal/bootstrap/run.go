@@ -211,7 +211,7 @@ func (c Config) upload(canceled context.Context, spec *job.Spec, o slot.Outcome)
 	ctx, stop := c.withinPatience(canceled, uploadTime)
 	defer stop()
 	if spec.Kind == job.KindUpload {
-		text, err := limit.ReadFile(filepath.Join(o.Files, o.Pipeline), maxPipeline)
+		text, err := limit.ReadFile(filepath.Join(o.Files, o.Pipeline), job.MaxPipeline)
 		if err != nil {
 			return err
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/environ"
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
@@ -38,9 +39,10 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	s.Raw, s.Piped = s.Out, limit.Reader(ctx, s.In)
 	out := &term.Answer{To: s.Out}
 	s.Out, s.Typed = out, args
-	hint, root := hints{s}, newRoot(s)
+	root := newRoot(s)
+	s.Commands = root
 	root.SetArgs(append([]string{}, args...)) // nil would mean this process's own
-	err := hint.command(root)
+	err := hints{s}.command(root)
 	if err == nil {
 		err = root.ExecuteContext(ctx)
 	}
@@ -95,7 +97,6 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 }
 
 func newRoot(s term.Streams) *cobra.Command {
-	hint := hints{s}
 	root := &cobra.Command{
 		Use:   "kbnode",
 		Short: "Turn a GPU server into isolated Buildkite agents, one per GPU",
@@ -108,16 +109,22 @@ func newRoot(s term.Streams) *cobra.Command {
 		SilenceUsage:  true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	s.Commands = root
+	hint := hints{s}
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
 	root.SetFlagErrorFunc(hint.flag)
-	addGroup(root, "Set up", newInstall(s), newDoctor(s), newPlan(s), newInventory(s), newConfig(s), newSelftest(s), newUninstall(s))
-	addGroup(root, "Operate", newStatus(s), newDrain(s), newResume(s), newLogs(s), newEvents(s), newImage(s), newUpgrade(s))
+	sudo := term.AsRoot
+	install := sudo(newInstall(s), append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, environ.Network...)...)
+	doctor := sudo(newDoctor(s), append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, environ.Network...)...)
+	upgrade := sudo(newUpgrade(s), environ.Network...)
+	addGroup(root, "Set up", install, doctor, newPlan(s), newInventory(s), newConfig(s), sudo(newSelftest(s)), sudo(newUninstall(s)))
+	addGroup(root, "Operate", sudo(newStatus(s)), sudo(newDrain(s)), sudo(newResume(s)), sudo(newLogs(s)), newEvents(s), sudo(newImage(s)), upgrade)
 	addGroup(root, "Competition", operator.NewSubmit(s), operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, "In jobs", operator.NewRunner(s), operator.NewPayload(s))
-	addGroup(root, plumbing, newReconcile(s), newDaemon(s), newVersion(s))
+	addGroup(root, plumbing, sudo(newReconcile(s)), sudo(newDaemon(s)), newVersion(s))
 	root.AddCommand(newClear(), newRunJob(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
 		cmd.SuggestFor = synonyms[cmd.Name()]

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -207,6 +208,31 @@ func typedFiles(t *testing.T) (dir string) {
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))
 	return dir
+}
+
+// TestAsRootAnnotated compares the commands whose code asks for root with those that are annotated.
+func TestAsRootAnnotated(t *testing.T) {
+	t.Parallel()
+	call := regexp.MustCompile(`\b(?:needRoot|toRead|change|changeLocked)\((?:[\w.]+, )+(?:"(\w+))?`)
+	asks := map[string]bool{}
+	files, err := filepath.Glob("*.go")
+	must.Do(t, err)
+	for _, file := range files {
+		for _, found := range call.FindAllStringSubmatch(must.Read(t, file), -1) {
+			if found[1] == "" && file != "host.go" { // where they call each other
+				t.Errorf("%s: %s has no command's name that this test can read", file, found[0])
+			}
+			asks[found[1]] = true
+		}
+	}
+	delete(asks, "")
+	annotated := map[string]bool{}
+	for _, cmd := range Commands().Commands() {
+		if _, ok := term.NeedsRoot(cmd); ok {
+			annotated[cmd.Name()] = true
+		}
+	}
+	must.Equal(t, asks, annotated)
 }
 
 // TestPastedAsRoot checks what a line for root repeats besides what was typed.

@@ -161,7 +161,7 @@ func asRoot(command string) string {
 		case r == '\'' || r == '"':
 			quote = r
 		case strings.ContainsRune("<>|*$`(", r): // the shell itself must be root's
-			return "sudo sh -c " + term.Quoted(command)
+			return "sudo sh -c " + text.ShellWord(command)
 		case r == '&' || r == ';':
 			begins = true
 		}

@@ -93,7 +93,7 @@ func (p *person) types(dialog ...string) {
 }
 
 func (p *person) streams(args ...string) term.Streams {
-	return term.Streams{In: p.tty, Out: &term.Answer{To: p.tty}, Err: p.tty, Typed: args, Root: true}
+	return term.Streams{In: p.tty, Out: &term.Answer{To: p.tty}, Err: p.tty, Typed: args, Root: true, Commands: Commands()}
 }
 
 // saw returns the screen when kbnode is done, with \n as line breaks.

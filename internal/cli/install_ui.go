@@ -83,7 +83,7 @@ func (u *installUI) printAsked(p node.Proposal) {
 		file = ", with the token in a file"
 	}
 	term.Printf(u.Err, "The same without questions%s:\n", file)
-	term.Printf(u.Err, "  %s\n\n", term.Line(slices.Insert(args, at, p.Flags...)))
+	term.Printf(u.Err, "  %s\n\n", u.Line(slices.Insert(args, at, p.Flags...)))
 }
 
 // ShowPlan implements node.UI.

@@ -45,12 +45,12 @@ Buildkite in time, change back with the same command and the previous version.`,
 	return cmd
 }
 
-func (f upgradeFlags) check() error {
+func (f upgradeFlags) check(s term.Streams) error {
 	switch {
 	case f.version != "" && f.binary != "":
 		return term.Usagef("--agent-binary determines the version; leave out --agent-version")
 	case f.version == "" && f.binary == "":
-		return term.Usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", term.Line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", term.Unbroken))
+		return term.Usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", s.Line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", term.Unbroken))
 	case f.timeout < time.Second:
 		return term.Usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":
@@ -60,7 +60,7 @@ func (f upgradeFlags) check() error {
 }
 
 func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
-	if err := f.check(); err != nil {
+	if err := f.check(s); err != nil {
 		return err
 	}
 	n, host, err := change(ctx, s, "upgrade")

@@ -135,12 +135,12 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	if want := "^(" + strings.Join(ownTags, "|") + ")="; nodes["agent.tags"].Items.Not.Pattern != want {
 		t.Errorf("agent.tags: the schema refuses %s, want %s", nodes["agent.tags"].Items.Not.Pattern, want)
 	}
-	for key, want := range map[string]int{"slots": maxSlots, "gpus_per_slot": maxSlots} {
+	for key, want := range map[string]int{"slots": MaxSlots, "gpus_per_slot": MaxSlots} {
 		if nodes[key].Maximum == nil || *nodes[key].Maximum != want {
 			t.Errorf("%s: the schema's maximum is not %d", key, want)
 		}
 	}
-	if nodes["groups"].MaxItems != maxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations {
+	if nodes["groups"].MaxItems != MaxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations {
 		t.Error("the schema takes longer lists, or only shorter ones")
 	}
 	must.Equal(t, []any{NetworkBridge, NetworkInternet, NetworkNone}, nodes["job.network"].Enum)

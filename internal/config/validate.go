@@ -18,7 +18,6 @@ type Problem struct {
 }
 
 var (
-	queueForm    = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 	field        = lazy.Regexp(`\{[^{}]*\}`)
 	nodeForm     = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$`)
 	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
@@ -30,6 +29,9 @@ var (
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
 	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
+
+// QueueForm is the name of a queue. It has no character that is special to YAML, Buildkite's interpolation or a shell.
+var QueueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 // QueueFields are the names that a queue template may use.
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
@@ -70,7 +72,7 @@ func validateQueue(queue string, bad func(key, format string, args ...any)) {
 			bad("queue", "%s is not a field; write {%s}", f, strings.Join(QueueFields, "}, {"))
 		}
 	}
-	if queue != "" && !queueForm().MatchString(field().ReplaceAllString(queue, "x")) {
+	if queue != "" && !QueueForm().MatchString(field().ReplaceAllString(queue, "x")) {
 		bad("queue", "%q is not a queue name; use letters, digits, '-', '_' and '.', such as b200 or nvidia-h100-{index}", queue)
 	}
 }
@@ -161,8 +163,8 @@ func validatePatterns(key string, list Patterns, bad func(key, format string, ar
 	}
 }
 
-// maxSlots bounds the slots of a configuration; the largest machines known have 64.
-const maxSlots = 256
+// MaxSlots bounds the slots and the GPUs of a node; the largest machines known have 64.
+const MaxSlots = 256
 
 // validateShape checks what slots are made of.
 func validateShape(c Config, bad func(key, format string, args ...any)) {
@@ -175,10 +177,10 @@ func validateShape(c Config, bad func(key, format string, args ...any)) {
 		bad("slots", "gpus: none needs a number of slots; write one (--slots)")
 	case c.GPUs.None && (c.GPUsPerSlot > 0 || len(c.Groups) > 0):
 		bad("gpus", "none cannot be combined with gpus_per_slot or groups; leave them out")
-	case c.Slots > maxSlots:
-		bad("slots", "%d slots are too many; write at most %d", c.Slots, maxSlots)
-	case c.GPUsPerSlot > maxSlots:
-		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, maxSlots)
+	case c.Slots > MaxSlots:
+		bad("slots", "%d slots are too many; write at most %d", c.Slots, MaxSlots)
+	case c.GPUsPerSlot > MaxSlots:
+		bad("gpus_per_slot", "%d GPUs are more than a machine has; write at most %d", c.GPUsPerSlot, MaxSlots)
 	}
 	listed := map[string]bool{}
 	for _, group := range c.Groups {

@@ -77,8 +77,8 @@ func expand(part string) (names []string, err error) {
 	switch {
 	case first > last:
 		return nil, fmt.Errorf("%q runs backward; write %d-%d", part, last, first)
-	case last-first >= maxSlots:
-		return nil, fmt.Errorf("%q lists more GPUs than a machine has; write at most %d", part, maxSlots)
+	case last-first >= MaxSlots:
+		return nil, fmt.Errorf("%q lists more GPUs than a machine has; write at most %d", part, MaxSlots)
 	}
 	for k := first; k <= last; k++ {
 		names = append(names, strconv.Itoa(k))

@@ -98,11 +98,11 @@ func flow(gpus []string) *yaml.Node {
 func (g *Groups) UnmarshalYAML(n *yaml.Node) error {
 	var groups Groups
 	const form = "groups: write a list of lists such as [[0, 1], [2, 3]]"
-	if n.Kind != yaml.SequenceNode || len(n.Content) > maxSlots {
+	if n.Kind != yaml.SequenceNode || len(n.Content) > MaxSlots {
 		return mistake(n, form)
 	}
 	for _, item := range n.Content {
-		if item = target(item); item.Kind != yaml.SequenceNode || len(item.Content) > maxSlots {
+		if item = target(item); item.Kind != yaml.SequenceNode || len(item.Content) > MaxSlots {
 			return mistake(item, form)
 		}
 		if err := undecimals(item, "groups"); err != nil {

@@ -311,7 +311,7 @@ func (d *daemonLoop) gpus(ctx context.Context) *health.GPUs {
 		return nil
 	}
 	d.gpusAt = time.Now()
-	gpus, err := bounded(d, "GPUs", gpusTime, func() (*health.GPUs, error) { return d.Node.GPUs(ctx) })
+	gpus, err := bounded(d, health.ReadGPUs, gpusTime, func() (*health.GPUs, error) { return d.Node.GPUs(ctx) })
 	if err != nil {
 		d.Log.Warn("gpus not read", "err", err)
 		return nil

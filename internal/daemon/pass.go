@@ -69,7 +69,7 @@ func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, o obser
 // after the call, so that the calls do not add up.
 func bounded[T any](d *daemonLoop, name string, within time.Duration, f func() (T, error)) (T, error) {
 	defer d.Notify(daemon.SdNotifyWatchdog)
-	return limit.Call(name+" below "+d.Root, within, f)
+	return limit.Call(d.Root, name, within, f)
 }
 
 func (d *daemonLoop) observe(ctx context.Context, host *reconcile.Host, p *plan.Plan) (*reconcile.State, error) {

@@ -1,7 +1,7 @@
 // Package disk makes the file system of a slot: a file of fixed size that is mounted
 // through a loop device, so that neither the bytes nor the files of a slot's jobs take
 // anything from its neighbors or the system. Project quotas would not do: the owner of a
-// file can take it out of its project.
+// file can take it out of its project. It also says how much the node's own disks may still take.
 package disk
 
 import (

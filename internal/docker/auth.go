@@ -74,7 +74,7 @@ func readConfig() (*configfile.ConfigFile, error) {
 
 // credentials returns those for a registry, as docker would choose them.
 func credentials(f *configfile.ConfigFile, host string) (registry.AuthConfig, error) {
-	auth, err := limit.Call("credential helper for "+host, helperTime, func() (registry.AuthConfig, error) {
+	auth, err := limit.Call("registries", "credential helper for "+host, helperTime, func() (registry.AuthConfig, error) {
 		auth, err := f.GetAuthConfig(host)
 		return registry.AuthConfig(auth), err
 	})

@@ -18,8 +18,8 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -282,6 +282,9 @@ func (e *Engine) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
+// RoomPoll is the time between two looks at the engine's disk during a pull.
+const RoomPoll = time.Second
+
 // Room returns the free space on the engine's disk and the size of the disk, in bytes: of the one with less room, if
 // containerd has another. Both are zero if the disk is not on this machine.
 func (e *Engine) Room(ctx context.Context) (free, total int64, err error) {
@@ -298,7 +301,7 @@ func leastRoom(dirs ...string) (free, total int64) {
 	least := int64(math.MaxInt64)
 	for _, dir := range dirs {
 		var st unix.Statfs_t
-		if room, err := limit.Room(dir); err == nil && room < least && unix.Statfs(dir, &st) == nil {
+		if room, err := disk.Room(dir); err == nil && room < least && unix.Statfs(dir, &st) == nil {
 			least, free, total = room, int64(st.Bavail)*st.Frsize, int64(st.Blocks)*st.Frsize
 		}
 	}

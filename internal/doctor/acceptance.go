@@ -144,7 +144,7 @@ func agentRestart(ctx context.Context, m *Machine) Answer {
 		return found(fail(format, args...).Of(s.Index).Advise("see sudo journalctl -u %s", plan.AgentUnit(s.Index)))
 	}
 	before := state.Slot(s.Index).Agent.MainPID
-	if err := m.Source.Kill(before); err != nil {
+	if err := m.Source.Kill(ctx, plan.AgentUnit(s.Index)); err != nil {
 		return wrong("%s", lines(err))
 	}
 	back, began := time.Duration(0), time.Now()

@@ -92,14 +92,14 @@ func agentUnits(_ context.Context, m *Machine) Answer {
 		planned := m.planned(plan.UnitDir + "/" + unit)
 		dropIns := slices.Concat(m.List(plan.UnitDir+"/"+unit+".d/*.conf"), m.List("/run/systemd/system/"+unit+".d/*.conf"))
 		for _, name := range dropIns {
-			text, _ := m.Read(name)
+			content, _ := m.Read(name)
 			for _, set := range unitSettings {
-				want, have := unitValue(planned, set.key), unitValue(text, set.key)
+				want, have := unitValue(planned, set.key), unitValue(content, set.key)
 				if have == "" || have == want || set.key == "TimeoutStopSec" && seconds(have) >= seconds(want) {
 					continue
 				}
 				all = append(all, fail("%s is %.80q instead of %s: %s; set in %s", set.key, have, want, set.why, name).Of(s.Index).
-					By(`sed -i '/^[[:space:]]*%s[[:space:]]*=/d' %s && systemctl daemon-reload`, set.key, word(name)))
+					By(`sed -i '/^[[:space:]]*%s[[:space:]]*=/d' %s && systemctl daemon-reload`, set.key, text.ShellWord(name)))
 			}
 		}
 	}
@@ -152,7 +152,7 @@ func otherAgents(_ context.Context, m *Machine) Answer {
 		name := path.Base(link)
 		if _, ours := plan.OwnsUnit(name); !ours && !slices.Contains(services, name) {
 			services = append(services, name)
-			all = append(all, fail("%s starts at boot; its jobs get all GPUs and CPUs", name).By("systemctl disable --now %s", word(name)))
+			all = append(all, fail("%s starts at boot; its jobs get all GPUs and CPUs", name).By("systemctl disable --now %s", text.ShellWord(name)))
 		}
 	}
 	for _, pid := range m.agents() {
@@ -162,7 +162,7 @@ func otherAgents(_ context.Context, m *Machine) Answer {
 		case group == "" || strings.HasPrefix(group, "/"+plan.ParentSlice+"/") || slices.Contains(services, unit):
 		case strings.HasSuffix(unit, ".service"):
 			services = append(services, unit)
-			all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", text.Line(unit, 200)).By("systemctl disable --now %s", word(unit)))
+			all = append(all, fail("%s runs; its jobs get all GPUs and CPUs", text.Line(unit, 200)).By("systemctl disable --now %s", text.ShellWord(unit)))
 		default:
 			all = append(all, fail("a buildkite-agent runs outside the slots: process %d in %.200q", pid, group).
 				Advise("run systemctl status %d to see what started it, and end it when its job is done", pid))
@@ -190,7 +190,7 @@ func leftByScripts(m *Machine) (all []Finding) {
 	dirs := append(m.List("/var/lib/buildkite-agent/builds-gpu[0-9]*"), m.List("/var/lib/buildkite/builds-gpu[0-9]*")...)
 	if len(dirs) > 0 {
 		for i, dir := range dirs {
-			dirs[i] = word(dir)
+			dirs[i] = text.ShellWord(dir)
 		}
 		all = append(all, warn("checkouts of an earlier setup are left: %s", strings.Join(dirs, ", ")).
 			Advise("when no job of that setup runs anymore, type sudo rm -rf %s", strings.Join(dirs, " ")))

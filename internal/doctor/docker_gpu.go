@@ -130,7 +130,7 @@ func dockerCDISpec(ctx context.Context, m *Machine) Answer {
 	last := ""
 	for i, s := range specs {
 		if s.Err != nil {
-			all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", word(s.Path)))
+			all = append(all, warn("%s is ignored: %s", s.Path, lines(s.Err)).By("mv %s %[1]s.broken", text.ShellWord(s.Path)))
 			continue
 		}
 		last = s.Path
@@ -142,9 +142,9 @@ func dockerCDISpec(ctx context.Context, m *Machine) Answer {
 			switch {
 			case name == "":
 			case path.Dir(o.Path) != path.Dir(s.Path): // the later directory's counts
-				all = append(all, warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", word(o.Path)))
+				all = append(all, warn("%s is hidden by %s, which names the same GPUs, so renewing it has no effect", o.Path, s.Path).By("mv %s %[1]s.off", text.ShellWord(o.Path)))
 			default:
-				all = append(all, fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", word(extra)))
+				all = append(all, fail("%s and %s both name %s, so Docker ignores both", o.Path, s.Path, name).By("mv %s %[1]s.off", text.ShellWord(extra)))
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 			renew = "nvidia-modprobe -c=0 -u -m" // creates the nodes that the driver creates late
 		case path.Base(missing[0]) == "socket": // such as /run/nvidia-persistenced/socket
 			if u, err := m.unit(ctx, daemon); err == nil && u.Exists() {
-				renew = "systemctl restart " + word(daemon)
+				renew = "systemctl restart " + text.ShellWord(daemon)
 			}
 		}
 		return found(fail("%s names missing files, so no container starts with it: %s (%d in all)", s.Path, missing[0], len(missing)).Safely("%s", renew))
@@ -195,7 +195,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 	if names := slices.Sorted(maps.Keys(faults)); len(names) > 0 {
 		f, renew := faults[names[0]], renewCDI(ctx, m)
 		if renew == installer.GenerateCDI { // another file might be hidden by this one
-			renew = "nvidia-ctk cdi generate --output=" + word(f.Spec)
+			renew = "nvidia-ctk cdi generate --output=" + text.ShellWord(f.Spec)
 		}
 		if f.Node {
 			renew = "nvidia-modprobe -c=0 -u -m && " + renew

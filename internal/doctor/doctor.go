@@ -24,7 +24,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/selftest"
@@ -57,8 +56,8 @@ type Source interface {
 	Pull(ctx context.Context) (digest string, err error)
 	// Evaluate runs an evaluation in each slot, one after another or all at once.
 	Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation, error)
-	// Kill ends a process as a fault would.
-	Kill(pid int) error
+	// Kill ends a unit's main process as a fault would.
+	Kill(ctx context.Context, unit string) error
 	// Docker asks the engine about itself, and Image about one of its images.
 	Docker(ctx context.Context) (docker.Info, error)
 	Image(ctx context.Context, ref string) (docker.Image, error)
@@ -190,16 +189,6 @@ func numbers(version string) (list []int) {
 
 // gib formats a size for people.
 func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
-
-// word quotes a word for a shell's command line if needed.
-func word(s string) string {
-	if plainWord().MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
-
-var plainWord = lazy.Regexp(`^[A-Za-z0-9@%+=:,./_-]+$`)
 
 // lines joins the lines of an error.
 func lines(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

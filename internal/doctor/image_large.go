@@ -25,7 +25,7 @@ func imageLarge(ctx context.Context, m *Machine) Answer {
 		}
 		all = append(all, warn("%s has a configuration of %d KiB, which Docker reads and keeps whenever it lists images, inspects or starts it", name, i.Size>>10).
 			By("docker rmi -f %s", i.ID).
-			Advise("if Docker does not start or answer any more, type sudo systemctl stop docker.socket docker; sudo rm %s; sudo systemctl start docker", word(path)))
+			Advise("if Docker does not start or answer any more, type sudo systemctl stop docker.socket docker; sudo rm %s; sudo systemctl start docker", text.ShellWord(path)))
 	}
 	return foundOr(all, ok("none has a configuration of more than 1 MiB"))
 }

@@ -7,13 +7,12 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
 	maxShown = 80 // characters of a name or a command
-	// slotLabel is on the containers of jobs: what those run, guard decides.
-	slotLabel = "kbnode.slot"
 
 	updaters = `\b(?:watchtower|ouroboros|whats-up-docker|docker-gc|docker-cleanup|docker-prune|dockcheck|tugtainer|update-image\.sh)\b`
 )
@@ -88,7 +87,7 @@ func (m *Machine) imageCrontabs() (all []Finding) {
 				}
 				f := warn("%s runs %s", name, what)
 				if strings.HasPrefix(pattern, "/etc/cron.") {
-					f = f.By("mv %s /root/", word(name))
+					f = f.By("mv %s /root/", text.ShellWord(name))
 				} else {
 					f = f.Advise("remove the line from %s; image.auto_update does it when no job runs", name)
 				}
@@ -121,7 +120,7 @@ func (m *Machine) imageTimers(ctx context.Context) (all []Finding) {
 		} else if !imageTimer().MatchString(u.Name) || usesEngine().MatchString(commands) {
 			continue
 		}
-		all = append(all, f.By("systemctl disable --now %s", word(u.Name)))
+		all = append(all, f.By("systemctl disable --now %s", text.ShellWord(u.Name)))
 	}
 	return all
 }
@@ -136,9 +135,9 @@ func (m *Machine) imageContainers(ctx context.Context) (all []Finding) {
 		if updater().MatchString(c.Image) || updater().MatchString(c.Name) || c.Labels["com.centurylinklabs.watchtower"] == "true" {
 			what = c.Image
 		}
-		if what != "" && c.Labels[slotLabel] == "" {
+		if what != "" && c.Labels[slot.Label] == "" { // what those of jobs run, guard decides
 			all = append(all, warn("container %s runs %s", text.Line(c.Name, maxShown), text.Line(what, maxShown)).
-				By("docker update --restart=no %[1]s && docker stop %[1]s", word(c.Name)))
+				By("docker update --restart=no %[1]s && docker stop %[1]s", text.ShellWord(c.Name)))
 		}
 	}
 	return all

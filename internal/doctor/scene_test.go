@@ -126,7 +126,7 @@ type fake struct {
 	err     error               // of every call, if set
 
 	evaluations []image.Evaluation
-	killed      func(pid int) error
+	killed      func(unit string) error
 	observed    func() *reconcile.State // in place of state
 }
 
@@ -134,7 +134,7 @@ func (f *fake) Pull(context.Context) (string, error) { return "sha256:abc", f.er
 func (f *fake) Evaluate(context.Context, bool) ([]image.Evaluation, error) {
 	return f.evaluations, f.err
 }
-func (f *fake) Kill(pid int) error { return f.killed(pid) }
+func (f *fake) Kill(_ context.Context, unit string) error { return f.killed(unit) }
 
 func (f *fake) Config() (*config.Config, error)                         { return f.cfg, f.err }
 func (f *fake) Inventory(context.Context) (*inventory.Inventory, error) { return f.inv, f.err }

@@ -13,6 +13,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/limit"
 )
 
+// Network are the variables with which Go's packages reach servers.
+var Network = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+
 // most is more bytes than Linux gives a program's arguments and environment.
 const most = 16 << 20
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/detect"
 	"github.com/gpu-mode/kbnode/internal/nvml"
@@ -152,6 +155,15 @@ func (r *slotRig) agentStarts(ctx context.Context) (string, error) {
 	return r.ended(ctx)
 }
 
+// lock returns the slot's lock file, open for one process.
+func (r *slotRig) lock() *os.File {
+	r.t.Helper()
+	f, err := os.OpenFile(r.lockFile(), os.O_RDWR|os.O_CREATE, 0o600)
+	must.Do(r.t, err)
+	r.t.Cleanup(func() { hangUp(f) })
+	return f
+}
+
 // begins begins a job of the agent's.
 func (r *slotRig) begins(ctx context.Context) (string, error) { return r.asJob(ctx, false) }
 
@@ -159,7 +171,7 @@ func (r *slotRig) begins(ctx context.Context) (string, error) { return r.asJob(c
 func (r *slotRig) lends(ctx context.Context) (string, error) { return r.asJob(ctx, true) }
 
 func (r *slotRig) asJob(ctx context.Context, root bool) (string, error) {
-	who := map[bool]string{false: holderAgent, true: holderRoot}[root]
+	who := map[bool]kind{false: holderAgent, true: holderRoot}[root]
 	release, err := r.hold(ctx, who)
 	if err != nil {
 		return "", err
@@ -443,33 +455,34 @@ func TestHold(t *testing.T) {
 	t.Parallel()
 	r := newSlotRig(t)
 	r.handover = 200 * time.Millisecond
-	asked := make(chan string, 1)
+	asked := make(chan int, 1)
 	release, err := r.hold(t.Context(), holderRoot)
 	must.Do(t, err)
 	if _, err := r.hold(t.Context(), holderRoot); !errors.Is(err, errBusy) {
 		t.Errorf("root's second: %v", err)
 	}
-	r.signal = func(pid string, by syscall.Signal) {
+	r.signal = func(_ *os.File, h holder, by syscall.Signal) {
 		must.Equal(t, syscall.SIGTERM, by)
-		asked <- pid
+		asked <- h.pid
 		release()
 	}
 	release2, err := r.hold(t.Context(), holderAgent)
 	must.Do(t, err)
-	must.Equal(t, strconv.Itoa(os.Getpid()), <-asked)
-	r.signal = func(_ string, by syscall.Signal) { // one that hangs
+	must.Equal(t, os.Getpid(), <-asked)
+	r.signal = func(_ *os.File, _ holder, by syscall.Signal) { // one that hangs
 		must.Equal(t, syscall.SIGKILL, by)
 		release2()
 	}
 	release, err = r.hold(t.Context(), holderClear)
 	must.Do(t, err)
+	release()
 	// Another one takes the slot while someone waits: it has its time, too.
-	lock := filepath.Join(r.runDir(), "lock")
-	r.put(lock, "agent 11")
-	time.AfterFunc(r.handover/2, func() { r.put(lock, "agent 12") })
-	r.signal = func(pid string, _ syscall.Signal) {
-		must.Equal(t, "12", pid)
-		release()
+	lock := r.lock()
+	must.Do(t, holder{holderAgent, 11}.lock(lock))
+	time.AfterFunc(r.handover/2, func() { _ = holder{holderAgent, 12}.lock(lock) })
+	r.signal = func(_ *os.File, h holder, _ syscall.Signal) {
+		must.Equal(t, 12, h.pid)
+		unlock(lock)
 	}
 	begun := time.Now()
 	release2, err = r.hold(t.Context(), holderAgent)
@@ -483,13 +496,74 @@ func TestHold(t *testing.T) {
 		release, err := r.hold(t.Context(), holderAgent)
 		must.Do(t, err)
 		defer release()
-		r.signal = func(string, syscall.Signal) {} // a driver holds it
+		r.signal = func(*os.File, holder, syscall.Signal) {} // a driver holds it
 		begun := time.Now()
 		r.want(r.waits, "process "+strconv.Itoa(os.Getpid())+" still holds the slot after SIGKILL; if a driver holds it, only a reboot frees it")
 		if d := time.Since(begun); d > handover+10*time.Second {
 			t.Errorf("it took %v", d)
 		}
 	})
+}
+
+// TestHolder sees who holds a slot from the moment of its taking to that of its release.
+func TestHolder(t *testing.T) {
+	t.Parallel()
+	r := newSlotRig(t)
+	holds := func(want holder) {
+		t.Helper()
+		if h := r.holder(); h != want {
+			t.Errorf("%+v instead of %+v", h, want)
+		}
+	}
+	holds(holder{})
+	for _, k := range []kind{holderAgent, holderRoot, holderClear} {
+		release, err := r.hold(t.Context(), k)
+		must.Do(t, err)
+		holds(holder{k, os.Getpid()})
+		release()
+		holds(holder{})
+	}
+	lock := r.lock()
+	must.Do(t, holder{holderClear, 11}.lock(lock))
+	child, err := unix.Dup(int(lock.Fd())) // of one that has not executed its program yet
+	must.Do(t, err)
+	defer func() { _ = unix.Close(child) }()
+	unlock(lock)
+	holds(holder{})
+}
+
+// TestSignalHolder ends a process that holds a slot, and no other with a PID that one had which holds it no longer.
+func TestSignalHolder(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		now    func(pid int) holder // who holds the slot
+		signal bool
+	}{
+		{"holds it", func(pid int) holder { return holder{holderAgent, pid} }, true},
+		{"released it", func(int) holder { return holder{} }, false},
+		{"another holds it", func(int) holder { return holder{holderAgent, os.Getpid()} }, false},
+		{"holds it for another purpose", func(pid int) holder { return holder{holderClear, pid} }, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := newSlotRig(t)
+			process := exec.Command("cat")
+			in, err := process.StdinPipe()
+			must.Do(t, err)
+			must.Do(t, process.Start())
+			pid := process.Process.Pid
+			if now := tt.now(pid); now != (holder{}) {
+				must.Do(t, now.lock(r.lock()))
+			}
+			signalHolder(r.lock(), holder{holderAgent, pid}, syscall.SIGTERM)
+			if !tt.signal {
+				must.Do(t, in.Close())
+			}
+			_ = process.Wait()
+			must.Equal(t, tt.signal, !process.ProcessState.Exited())
+		})
+	}
 }
 
 // TestLend lets root use a slot whose agent has no job. What it leaves goes before the agent's next job.

@@ -70,7 +70,7 @@ func (g *guard) giveToken() error {
 func (g *guard) sweepOnce(ctx context.Context) error {
 	release, err := g.hold(ctx, holderRoot)
 	if errors.Is(err, errBusy) {
-		if who, _ := g.holder(); who == holderRoot {
+		if g.holder().kind == holderRoot {
 			return nil // it removes what it leaves, and the next job of the agent's is not near
 		}
 		release, err = g.hold(ctx, holderClear)

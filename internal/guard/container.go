@@ -17,10 +17,8 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
-
-// slotLabel marks the container and the network of a slot, for people and the rest of kbnode.
-const slotLabel = "kbnode.slot"
 
 // profileLabel names the job profile that a container was created with.
 const profileLabel = "kbnode.profile"
@@ -50,7 +48,7 @@ const logMiB, logFiles = 8, 2
 func (b *builder) request() (*container.CreateRequest, error) {
 	p, h := b.policy, &b.host
 	b.conf.Env = append(b.conf.Env, p.Env...)
-	b.conf.Labels[slotLabel], b.conf.Labels[profileLabel] = strconv.Itoa(p.Slot), p.Profile
+	b.conf.Labels[slot.Label], b.conf.Labels[profileLabel] = strconv.Itoa(p.Slot), p.Profile
 
 	h.CgroupParent = p.Slice
 	h.CpusetCpus, h.CpusetMems = p.CPUs, p.MemoryNodes

@@ -12,19 +12,16 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/checkout"
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/disk"
 	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/noise"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
@@ -48,7 +45,7 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	room       func(dir string) (int64, error) // limit.Room, except in tests
+	room       func(dir string) (int64, error) // disk.Room, except in tests
 	views      views
 	procs      slotProcs
 	gpu        gpuWatches
@@ -56,7 +53,7 @@ type guard struct {
 	token      func() (string, error)      // with which agents register
 	remove     func(context.Context) error // removes the slot's containers
 	tidy       func() error                // removes its checkouts
-	signal     func(pid string, signal syscall.Signal)
+	signal     func(lock *os.File, h holder, signal syscall.Signal)
 }
 
 // open connects to the engine for a slot. The caller calls api.Close.
@@ -72,7 +69,7 @@ func open(p plan.JobPolicy, log *slog.Logger) (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newGuard(p, uid, gid, slot.CgroupRoot, engine, log), nil
+	return newGuard(p, uid, gid, host.CgroupRoot, engine, log), nil
 }
 
 func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.Engine, log *slog.Logger) *guard {
@@ -94,7 +91,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		gid:        gid,
 		jobUID:     plan.JobUID(p.Slot),
 		network:    newNetwork(p, engine),
-		room:       limit.Room,
+		room:       disk.Room,
 		views:      views{filepath.Join(filepath.Dir(filepath.Dir(p.Socket)), "images")},
 		procs:      procs,
 		gpu:        newGPUWatches(p, procs, log),
@@ -114,13 +111,6 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 
 // runDir is the slot's directory below /run, in which only root can write.
 func (g *guard) runDir() string { return filepath.Dir(g.policy.Socket) }
-
-// signalHolder signals a process that holds a slot. It may have ended.
-func signalHolder(pid string, signal syscall.Signal) {
-	if n, err := strconv.Atoi(pid); err == nil && n > 1 {
-		_ = unix.Kill(n, signal)
-	}
-}
 
 // checkPolicy returns what a policy lacks. Zero would mean "no limit" to the engine.
 func checkPolicy(p plan.JobPolicy) error {

@@ -79,7 +79,7 @@ func (r *rig) guard(t testing.TB) *guard {
 	g.root, g.network = root, r.network.slot()
 	g.procs.proc, g.gpu, g.noise.Samples = r.proc, nil, nil
 	g.token = func() (string, error) { return "secret-token", nil }
-	g.signal = func(string, syscall.Signal) {
+	g.signal = func(*os.File, holder, syscall.Signal) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for _, kill := range r.kills[:len(r.kills)-1] { // who waits is the last

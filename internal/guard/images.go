@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
@@ -78,7 +77,7 @@ func (g *guard) provide(ctx context.Context, engine docker.Info, spec *job.Spec,
 	pulling, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() { // the engine reports nothing while it writes the zeros of a sparse file
-		for !full() && limit.Sleep(pulling, roomPoll) == nil {
+		for !full() && limit.Sleep(pulling, docker.RoomPoll) == nil {
 		}
 		cancel(errDiskFull)
 	}()
@@ -147,6 +146,3 @@ func (g *guard) unpull(ctx context.Context, image, before, after string, keep bo
 		g.log.Warn("image left behind", "image", image, "err", err)
 	}
 }
-
-// roomPoll is the time between two looks at the engine's disk during a pull.
-const roomPoll = time.Second

@@ -51,7 +51,7 @@ func TestAccounts(t *testing.T) {
 				t.Errorf("%+v, started: %t", o, started)
 			}
 			first := r.engine.views[0]
-			if !strings.HasPrefix(first.Image, "sha256:") || first.Labels[slotLabel] != "" || first.HostConfig.Binds != nil {
+			if !strings.HasPrefix(first.Image, "sha256:") || first.Labels[slot.Label] != "" || first.HostConfig.Binds != nil {
 				t.Errorf("looked into %+v", first)
 			}
 			if len(r.engine.containers) > 0 {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/firewall"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // chooseNetwork puts the container on the slot's own network, unless it has none.
@@ -103,7 +104,7 @@ func (n *slotNetwork) ready(ctx context.Context) error {
 	defer hangUp(routes)
 	err = n.ensure(ctx, docker.Network{
 		Name:    name,
-		Labels:  map[string]string{slotLabel: strconv.Itoa(n.slot)},
+		Labels:  map[string]string{slot.Label: strconv.Itoa(n.slot)},
 		Subnets: unrouted(plan.Subnets(n.slot), routes, name),
 	})
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/confine"
 	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -81,7 +82,7 @@ func TestNetworkIsThere(t *testing.T) {
 	}
 	must.Equal(t, "[198.18.0.0/24 198.19.0.0/24]", fmt.Sprint(r.network.forgot))
 	// The lab has 198.18.0.0/16.
-	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slotLabel: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
+	want := docker.Network{Name: "kbnode-gpu0", Labels: map[string]string{slot.Label: "0"}, Subnets: []netip.Prefix{netip.MustParsePrefix("198.19.0.0/24")}}
 	must.Equal(t, want, r.network.made[0], cmpopts.EquateComparable(netip.Prefix{}))
 	must.Equal(t, "kbnode-gpu0", string(r.engine.created[0].HostConfig.NetworkMode))
 	// A container that wants no network needs neither.

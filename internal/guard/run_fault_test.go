@@ -210,7 +210,7 @@ func TestGivePipeline(t *testing.T) {
 		"a pipe":            {"ci/p.yml", func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "ci", "p.yml"), 0o600) }, ""},
 		"a directory":       {"ci", func(string) error { return nil }, ""},
 		"too large": {"ci/p.yml", func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), make([]byte, maxPipeline+1), 0o600)
+			return os.WriteFile(filepath.Join(dir, "ci", "p.yml"), make([]byte, job.MaxPipeline+1), 0o600)
 		}, ""},
 		"none": {"", func(string) error { return nil }, ""},
 	} {

@@ -81,9 +81,6 @@ var pipelineFiles = []string{
 	"buildkite/pipeline.yml", "buildkite/pipeline.yaml", "buildkite/pipeline.json",
 }
 
-// maxPipeline bounds a pipeline's file, in bytes.
-const maxPipeline = 1 << 20
-
 // givePipeline gives the agent the file of the checkout that it is to upload.
 func (r *jobRun) givePipeline() (o slot.Outcome, err error) {
 	names := pipelineFiles
@@ -108,8 +105,8 @@ func (r *jobRun) givePipeline() (o slot.Outcome, err error) {
 		return o, forbid("the checkout has no %s; write the path of the pipeline relative to the repository", strings.Join(names, ", "))
 	case len(there) > 1:
 		return o, forbid("the checkout has %s; write which one, as in buildkite-agent pipeline upload %s", strings.Join(there, " and "), there[0])
-	case !file.Mode().IsRegular() || file.Size() > maxPipeline:
-		return o, forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", there[0], maxPipeline)
+	case !file.Mode().IsRegular() || file.Size() > job.MaxPipeline:
+		return o, forbid("%.100s is not a file of at most %d bytes; write the pipeline into one", there[0], job.MaxPipeline)
 	}
 	if err := r.give(&o); err != nil {
 		return o, fmt.Errorf("read the pipeline: %w", err)

@@ -11,18 +11,14 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/job"
 )
-
-// userForm is a user, or a user and a group, by name or number: of the forms that the engine takes, those that mean
-// the same to everyone who reads them.
-var userForm = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 
 // setUser replaces the container's user and groups, or the image's, by the numbers that they are in the image, and
 // checks those: to the kernel, only numbers count.
 func (v *view) setUser(b *builder, wanted *container.CreateRequest, imageUser string) error {
 	text := cmp.Or(wanted.User, imageUser, "0")
-	if !userForm().MatchString(text) {
+	if !job.UserForm().MatchString(text) {
 		return fmt.Errorf("%.80q is not a user; write one such as 1000:1000", text)
 	}
 	name, group, explicit := strings.Cut(text, ":")

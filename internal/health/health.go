@@ -129,6 +129,9 @@ type Bus struct {
 	Link   *nvml.PCIe        // AMD: its PCIe link; nil if not reported
 }
 
+// ReadGPUs is the caller's name for its reading of the GPUs. The driver's files hang under names of their own.
+const ReadGPUs = "GPUs"
+
 // Node is one reading of the node.
 type Node struct {
 	Disks     []inventory.DiskFree
@@ -136,7 +139,7 @@ type Node struct {
 	Clock     Clock    // the kernel's clock
 	CDIDriver string   // driver version named in NVIDIA's CDI specification; "" if there is none
 	Down      []string // units that should run but do not: nvidia-fabricmanager.service
-	Overdue   []string // reads that have not returned yet
+	Overdue   []string // reads that have not returned yet, such as ReadGPUs
 	// Unread is what could not be read this time: paths of Disks, and checks whose fields
 	// above are not valid.
 	Unread []string

@@ -688,7 +688,7 @@ func TestSilentDriver(t *testing.T) {
 		"there is no NVML": {func(in *Signals) {
 			in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "it does not run", inventory.NVMLNotAsked
 		}, []string{"node.nvml warn none []"}},
-		"files": {func(in *Signals) { in.GPUs, in.Node.Overdue = nil, []string{"GPUs below /"} }, []string{"node.overdue " + drained, "node.overdue warn none []"}},
+		"files": {func(in *Signals) { in.GPUs, in.Node.Overdue = nil, []string{ReadGPUs} }, []string{"node.overdue " + drained, "node.overdue warn none []"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

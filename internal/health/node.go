@@ -59,8 +59,7 @@ func (j *judge) node() {
 		Level: Warn, After: overdueAfter,
 		Reason: "reads do not return: " + strings.Join(n.Overdue, ", "), Fix: "sudo dmesg, for the device or file system that hangs",
 	})
-	// The driver's files hang, too. Only its GPUs are read under this name.
-	j.update(ofNode(checkOverdue, "gpus"), slices.ContainsFunc(n.Overdue, func(name string) bool { return strings.HasPrefix(name, "GPUs below ") }), Mark{
+	j.update(ofNode(checkOverdue, "gpus"), slices.Contains(n.Overdue, ReadGPUs), Mark{
 		Level: Fatal, Effect: Drain, After: silentAfter,
 		Reason: "the driver of the GPUs has not answered for minutes, so jobs would run on GPUs that no one checks", Fix: fixReboot,
 	})

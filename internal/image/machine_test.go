@@ -13,6 +13,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/payload"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -169,7 +170,7 @@ func TestSlots(t *testing.T) {
 	// Its processes cannot be read.
 	root := t.TempDir()
 	m.Policies[0].Slice = plan.SliceName(77)
-	must.Do(t, os.MkdirAll(filepath.Join(root, slot.CgroupRoot, plan.ParentSlice, plan.SliceName(77), plan.AgentUnit(77), "cgroup.procs"), 0o755))
+	must.Do(t, os.MkdirAll(filepath.Join(root, host.CgroupRoot, plan.ParentSlice, plan.SliceName(77), plan.AgentUnit(77), "cgroup.procs"), 0o755))
 	got, err = m.slots(&reconcile.Host{Root: root})
 	if err != nil || len(got) != 1 || got[0].Job != "job unknown" || got[0].Away != "" {
 		t.Errorf("%+v, %v", got, err)

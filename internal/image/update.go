@@ -161,7 +161,7 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 	last := time.Now()
 	return u.Engine.Pull(pulling, ref, func(p Progress) {
 		u.report(p)
-		if time.Since(last) < roomPoll {
+		if time.Since(last) < docker.RoomPoll {
 			return
 		}
 		last = time.Now()
@@ -170,9 +170,6 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 		}
 	})
 }
-
-// roomPoll is the time between two looks at the engine's disk during a pull.
-const roomPoll = time.Second
 
 // minFree must be free on the engine's disk, in bytes: with less, jobs cannot pull.
 const minFree = 10 << 30

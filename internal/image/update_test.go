@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/docker"
 	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -229,7 +230,7 @@ func TestUpdate(t *testing.T) {
 		{name: "a small disk that is full", change: func(w *world) { w.registry[name] = digest(2); w.free, w.total = 3<<30, 40<<30 }, o: auto, err: "3 GiB are free", stands: 1},
 		{name: "a disk that the pull fills", change: func(w *world) {
 			w.registry[name] = digest(2)
-			w.onPull = func(context.Context) error { time.Sleep(roomPoll); w.free = 9 << 30; return nil }
+			w.onPull = func(context.Context) error { time.Sleep(docker.RoomPoll); w.free = 9 << 30; return nil }
 		}, o: auto, err: "9 GiB are free", stands: 1},
 		{name: "a pull that is cut", change: func(w *world) { w.registry[name] = digest(2); w.cut = true }, o: auto, err: "unexpected EOF", stands: 1},
 		{

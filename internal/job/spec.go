@@ -177,8 +177,12 @@ func refuse(field, format string, args ...any) *Refusal {
 
 var errVersion = errors.New("the job comes from another version of kbnode than the slot; run it again")
 
-// MaxSpec bounds a Spec, in bytes of JSON.
-const MaxSpec = 16 << 20
+const (
+	// MaxSpec bounds a Spec, in bytes of JSON.
+	MaxSpec = 16 << 20
+	// MaxPipeline bounds the file of a pipeline that is uploaded, in bytes.
+	MaxPipeline = 1 << 20
+)
 
 // Parse reads what Marshal wrote, for a reader that does not trust the writer. Any other form of the
 // same Spec, such as one with a field twice, is no *Refusal but an error: another version of kbnode wrote it.

@@ -61,6 +61,10 @@ const AgentPath = "/usr/bin/buildkite-agent"
 // InitPath is where Docker mounts its init.
 const InitPath = "/sbin/docker-init"
 
+// UserForm is a user, or a user and a group, by name or number: of the forms that the engine takes, those that mean
+// the same to everyone who reads them.
+var UserForm = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
+
 const (
 	imageHost = `[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?`
 	imagePart = `[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*`
@@ -71,7 +75,6 @@ var (
 	// The engine's grammar (github.com/distribution/reference), in which 64 hexadecimal digits are an ID.
 	imageForm  = lazy.Regexp(`^(` + imageHost + `(\.` + imageHost + `)*(:[0-9]{1,5})?/)?` + imagePart + `(/` + imagePart + `)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
 	imageID    = lazy.Regexp(`^[0-9a-f]{64}$`)
-	userForm   = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 	groupForm  = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
 	tmpfsForm  = lazy.Regexp(`^(rw|ro|exec|noexec|suid|nosuid|dev|nodev|sync|async|noatime|size=([1-9][0-9]{0,15}|[1-9][0-9]{0,11}[kK]|[1-9][0-9]{0,8}[mM]|[1-9][0-9]{0,5}[gG]|[1-9][0-9]?%|100%)|nr_inodes=[1-9][0-9]{0,11}[kK]?|mode=[0-7]{1,4}|(uid|gid)=(0|[1-9][0-9]{0,8}))$`)
@@ -240,7 +243,7 @@ func (s *Spec) validateUser(v *checker) {
 	if s.User != "" {
 		uid, gid, _ := strings.Cut(s.User, ":")
 		v.refuseIf(s.SlotUser, "user", "it and propagate-uid-gid are set; leave out one of them")
-		v.refuseIf(!userForm().MatchString(s.User), "user", "%.80q is not a user; write one such as 1000:1000", s.User)
+		v.refuseIf(!UserForm().MatchString(s.User), "user", "%.80q is not a user; write one such as 1000:1000", s.User)
 		v.refuseIf(!ofSlot(uid) && !FreeID(uid), "user", "%.80q is a system account of the node; use root, a number from %d to %d, or propagate-uid-gid", s.User, FirstID, LastID)
 		v.refuseIf(ofSlot(uid) || ofSlot(gid), "user", "%.80q is a slot's; use propagate-uid-gid for the slot's own", s.User)
 	}

@@ -8,11 +8,8 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Sleep waits, and returns the context's error if that ends first.
@@ -71,19 +68,6 @@ func ReadFile(name string, most int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, most))
 }
 
-// Room returns how many bytes may be written to the disk of a directory, less than 0 if there are too many
-// already: a tenth of it stays free, or 10 GiB of a large one, and a tenth of its inodes.
-func Room(dir string) (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, fmt.Errorf("look at the disk of %s: %w", dir, err)
-	}
-	if st.Files > 0 && st.Ffree < st.Files/10 { // some file systems count none
-		return -1, nil
-	}
-	return int64(st.Bavail)*st.Bsize - min(int64(st.Blocks)*st.Bsize/10, 10<<30), nil
-}
-
 // Error reports that a call has not returned in time.
 type Error struct {
 	Call  string
@@ -92,11 +76,13 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: no answer in %s", e.Call, e.After) }
 
-// calls are the calls of this process that have not returned, by name.
+// calls are the calls of this process that have not returned.
 var (
 	mu    sync.Mutex
-	calls = map[string]*call{}
+	calls = map[id]*call{}
 )
+
+type id struct{ scope, name string }
 
 type call struct {
 	done chan struct{} // closed when it returns
@@ -104,20 +90,22 @@ type call struct {
 }
 
 // Call returns what f returns, or an *Error if that takes longer than within. f then
-// continues, and its result is dropped. Only one call of a name runs at a time. A
-// second one waits for the first, or fails at once if the first is overdue, so that
-// calls that hang for days hold one thread.
-func Call[T any](name string, within time.Duration, f func() (T, error)) (T, error) {
+// continues, and its result is dropped. scope is what the call reads, such as the root of a
+// machine's tree. Only one call of a scope and name runs at a time. A second one waits for
+// the first, or fails at once if the first is overdue, so that calls that hang for days
+// hold one thread.
+func Call[T any](scope, name string, within time.Duration, f func() (T, error)) (T, error) {
 	var none T
 	timer := time.NewTimer(within)
 	defer timer.Stop()
+	key := id{scope, name}
 	var mine *call
 	for mine == nil {
 		mu.Lock()
-		other := calls[name]
+		other := calls[key]
 		if other == nil {
 			mine = &call{done: make(chan struct{})}
-			calls[name] = mine
+			calls[key] = mine
 		}
 		late := other != nil && other.late
 		mu.Unlock()
@@ -138,7 +126,7 @@ func Call[T any](name string, within time.Duration, f func() (T, error)) (T, err
 	go func() {
 		defer func() {
 			mu.Lock()
-			delete(calls, name)
+			delete(calls, key)
 			mu.Unlock()
 			close(mine.done)
 		}()
@@ -155,15 +143,14 @@ func Call[T any](name string, within time.Duration, f func() (T, error)) (T, err
 	}
 }
 
-// Calls returns the sorted names of the overdue calls whose names contain path, such as
-// the root of a machine's tree.
-func Calls(path string) []string {
+// Overdue returns the sorted names of a scope's overdue calls.
+func Overdue(scope string) []string {
 	mu.Lock()
 	defer mu.Unlock()
 	var late []string
-	for name, c := range calls {
-		if c.late && strings.Contains(name, path) {
-			late = append(late, name)
+	for key, c := range calls {
+		if c.late && key.scope == scope {
+			late = append(late, key.name)
 		}
 	}
 	slices.Sort(late)

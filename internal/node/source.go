@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"syscall"
@@ -145,11 +144,12 @@ func (d *source) Evaluate(ctx context.Context, atOnce bool) ([]image.Evaluation,
 	return u.Evaluate(ctx, atOnce)
 }
 
-func (d *source) Kill(pid int) error {
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		return fmt.Errorf("kill agent: %w", err)
+func (d *source) Kill(ctx context.Context, unit string) error {
+	host, err := d.connect()
+	if err != nil {
+		return err
 	}
-	return nil
+	return host.Systemd.Kill(ctx, unit, false, syscall.SIGKILL)
 }
 
 // ask asks the engine. It connects for each question, so that no connection stays open.

@@ -65,7 +65,6 @@ func (p *Pipeline) YAML() []byte { return p.text }
 // The forms allow no character that is special to YAML, Buildkite's interpolation or a shell,
 // except in values of tags, which no shell sees.
 var (
-	queueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 	// variableForm matches a variable of a build, such as the older launcher's GPU_QUEUE.
 	variableForm = lazy.Regexp(`^\$\{[A-Z][A-Z0-9_]{0,99}(:-[A-Za-z0-9][A-Za-z0-9._-]{0,99})?\}$`)
 	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
@@ -109,7 +108,7 @@ func Build(kind string, o Options) (*Pipeline, error) {
 func (o Options) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if o.Queue != "" && !queueForm().MatchString(o.Queue) && !variableForm().MatchString(o.Queue) {
+	if o.Queue != "" && !config.QueueForm().MatchString(o.Queue) && !variableForm().MatchString(o.Queue) {
 		bad("%.120q is not the name of a queue; use letters, digits, '-', '_' and '.', such as b200, or a variable, such as '${GPU_QUEUE}'", o.Queue)
 	}
 	if o.Image != "" && (!imageForm().MatchString(o.Image) || len(o.Image) > 400) {

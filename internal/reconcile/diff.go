@@ -276,13 +276,14 @@ func (d *differ) reload() {
 	}
 	changed := 0
 	for _, c := range d.out {
-		if c.Deferred != "" {
-			continue
-		}
-		if (c.phase == phaseDelete || c.phase == phaseWrite) && isUnitFile(c.Subject) && c.Kind != Chmod {
+		switch {
+		case c.Deferred != "":
+		case (c.phase == phaseDelete || c.phase == phaseWrite) && isUnitFile(c.Subject) && c.Kind != Chmod:
 			changed++
-		} else if c.Kind == Enable || c.Kind == Disable {
-			why = c.Subject + " is " + string(c.Kind) + "d"
+		case c.Kind == Enable:
+			why = c.Subject + " is enabled"
+		case c.Kind == Disable:
+			why = c.Subject + " is disabled"
 		}
 	}
 	switch {

@@ -140,9 +140,7 @@ func (a *applier) keepsJobsAway(c Change) bool {
 	case !planned || !w.Active:
 		return true
 	}
-	waits := map[int]string{c.Slot: "x"}
-	a.spread(waits)
-	return len(waits) > 1
+	return len(a.dependents(c.Slot)) > 0
 }
 
 // conflictsBySlot returns the conflicts of each slot, the node's first.

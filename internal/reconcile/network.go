@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/firewall"
 	"github.com/gpu-mode/kbnode/internal/limit"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // NetworkState is the state of the slots' networks and of the rules that keep them apart.
@@ -35,9 +36,6 @@ type Network interface {
 
 // SystemNetwork is the network of the machine that kbnode runs on.
 type SystemNetwork struct{ Socket string } // the Docker engine's
-
-// networkLabel is the label of the slots' networks.
-const networkLabel = "kbnode.slot"
 
 // networkTime bounds the calls to the engine: one that hangs delays a pass by as much.
 const networkTime = 10 * time.Second
@@ -64,7 +62,7 @@ func (s SystemNetwork) Observe(ctx context.Context) (NetworkState, error) {
 	defer func() { _ = engine.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, networkTime)
 	defer cancel()
-	state.Networks, err = engine.Networks(ctx, networkLabel)
+	state.Networks, err = engine.Networks(ctx, slot.Label)
 	if errors.Is(err, docker.ErrAbsent) || errors.Is(err, fs.ErrPermission) {
 		err = nil
 	}

@@ -77,7 +77,7 @@ const bindTime = 2 * time.Second
 // may be a job, and a job is not touched.
 func (h *Host) ObserveSlot(s slot.State) (slot.State, error) {
 	s = s.ReadRunDir(h.Root)
-	found, err := limit.Call("processes of slot "+s.Name+" below "+h.Root, runsTime, func() (slot.State, error) { return s.ReadProcesses(h.Root) })
+	found, err := limit.Call(h.Root, "processes of slot "+s.Name, runsTime, func() (slot.State, error) { return s.ReadProcesses(h.Root) })
 	if err != nil {
 		s.Job = &slot.Job{ID: "unknown"}
 		return s, fmt.Errorf("slot %s is treated as busy: %w", s.Name, err)

@@ -93,33 +93,32 @@ func (d *differ) devicesLost(slot int) []string {
 	})
 }
 
-// spread adds to waits the slots that are to get CPUs or devices of a waiting slot,
-// transitively.
-func (d *differ) spread(waits map[int]string) {
-	type claim struct {
-		slot  int
-		cpus  cpuset.Set
-		lines []string
-	}
-	var claims []claim // of slots that do not wait
+// dependents returns the slots that are to get CPUs or devices which a slot has now.
+func (d *differ) dependents(slot int) []int {
+	held, left := d.holds(slot), d.devicesLost(slot)
+	var all []int
 	for _, w := range d.p.Slices {
-		if w.Slot >= 0 && waits[w.Slot] == "" {
-			cpus, _ := cpuset.Parse(w.CPUs)
-			claims = append(claims, claim{w.Slot, cpus, deviceLines(w)})
+		cpus, _ := cpuset.Parse(w.CPUs)
+		lines := deviceLines(w)
+		takes := !cpus.Disjoint(held) || slices.ContainsFunc(left, func(line string) bool { return slices.Contains(lines, line) })
+		if takes && w.Slot >= 0 && w.Slot != slot {
+			all = append(all, w.Slot)
 		}
 	}
+	return all
+}
+
+// spread adds to waits the slots that depend on a waiting slot, transitively.
+func (d *differ) spread(waits map[int]string) {
 	next := slices.Sorted(maps.Keys(waits))
-	for len(next) > 0 && len(claims) > 0 {
+	for len(next) > 0 {
 		k := next[0]
 		next = next[1:]
-		held, left := d.holds(k), d.devicesLost(k)
-		claims = slices.DeleteFunc(claims, func(c claim) bool {
-			takes := !c.cpus.Disjoint(held) || slices.ContainsFunc(left, func(line string) bool { return slices.Contains(c.lines, line) })
-			if takes {
-				waits[c.slot], next = waits[k], append(next, c.slot)
+		for _, slot := range d.dependents(k) {
+			if waits[slot] == "" {
+				waits[slot], next = waits[k], append(next, slot)
 			}
-			return takes
-		})
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/internal/systemd"
@@ -95,7 +96,7 @@ func (h *Host) readSlice(unit, cgroup string) (slot.Slice, error) {
 	k, _ := plan.OwnsUnit(unit)
 	s := slot.Slice{Unit: unit, Slot: k, Cgroup: cgroup, Files: map[string]string{}}
 	if cgroup != "" {
-		files, err := slot.ReadLimits(h.path(slot.CgroupRoot, cgroup))
+		files, err := slot.ReadLimits(h.path(host.CgroupRoot, cgroup))
 		if err != nil {
 			return s, fmt.Errorf("read limits of %s: %w", unit, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/reconcile"
 	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -114,6 +115,27 @@ func TestAutoUpdateComesAndGoes(t *testing.T) {
 	m.asks(slots(1).plan(t), "stop kbnode-image", "disable kbnode-image.timer", "stop kbnode-image.timer", "reload")
 	if m.exists(plan.UnitDir+"/"+plan.ImageTimer) || m.exists(plan.UnitDir+"/"+plan.ImageService) {
 		t.Error("the timer's files stay")
+	}
+}
+
+// TestReloadSaysWhy looks at the reason of a reload that no file asks for.
+func TestReloadSaysWhy(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	must.Do(t, m.sd.Disable(t.Context(), plan.NodeService))
+	p := slots(1).plan(t)
+	for _, name := range []string{"enabled", "disabled"} {
+		for i := range p.Units {
+			if p.Units[i].Name == plan.NodeService {
+				p.Units[i].Enabled = name == "enabled"
+			}
+		}
+		_, changes := m.diff(p)
+		i := slices.IndexFunc(changes, func(c reconcile.Change) bool { return c.Kind == reconcile.Reload })
+		if i < 0 || changes[i].Why != plan.NodeService+" is "+name {
+			t.Errorf("%s: %q", name, brief(changes))
+		}
+		m.apply(p)
 	}
 }
 

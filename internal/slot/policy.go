@@ -82,8 +82,8 @@ func open(root, name string) (*os.File, error) {
 	return os.OpenInRoot(root, strings.TrimPrefix(name, "/"))
 }
 
-// CgroupRoot is where cgroup v2 is mounted.
-const CgroupRoot = "/sys/fs/cgroup"
+// Label marks the container and the network of a slot, for people and the rest of kbnode.
+const Label = "kbnode.slot"
 
 // The files of a slice's cgroup. They are what counts: systemd's view of a limit may differ
 // from the kernel's (after a daemon-reload systemd 257 shows the new one and applies nothing).
@@ -133,7 +133,7 @@ func Compare(want plan.Slice, got Slice) []Mismatch {
 	var out []Mismatch
 	add := func(file, planned string, same func(string) bool) {
 		if value := got.Files[file]; !same(value) {
-			out = append(out, Mismatch{File: path.Join(CgroupRoot, got.Cgroup, file), Planned: planned, Effective: value})
+			out = append(out, Mismatch{File: path.Join(host.CgroupRoot, got.Cgroup, file), Planned: planned, Effective: value})
 		}
 	}
 	if want.CPUs != "" {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -228,7 +229,7 @@ func TestLimits(t *testing.T) {
 		must.Do(t, err)
 		got := ""
 		for _, m := range Compare(want, Slice{Cgroup: cgroup, Files: files}) {
-			got += strings.TrimPrefix(m.String(), CgroupRoot+cgroup+"/")
+			got += strings.TrimPrefix(m.String(), host.CgroupRoot+cgroup+"/")
 		}
 		must.Equal(t, tt.want, got)
 		if err := CheckLimits(root, policy); (err == nil) != (tt.refusal == "") || err != nil && !strings.Contains(err.Error(), tt.refusal) {

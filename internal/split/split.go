@@ -9,14 +9,13 @@ import (
 	"sort"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/cpuset"
 	"github.com/gpu-mode/kbnode/internal/inventory"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
 const (
-	// maxSlots bounds the work of a split; the largest machines known have 64.
-	maxSlots = 256
 	// advisedCores is what the vendors' guide recommends for each GPU; MinCores is its minimum.
 	advisedCores = 16
 	// MinCores is the minimum of a slot, from the vendors' guide.
@@ -123,8 +122,8 @@ func (s *splitter) warn(format string, args ...any) {
 func (s *splitter) shareCores() error {
 	gpus := len(s.in.GPUs)
 	switch {
-	case gpus > maxSlots:
-		return fmt.Errorf("%d GPUs are more than kbnode supports; choose at most %d with --gpu-count (gpu_count)", gpus, maxSlots)
+	case gpus > config.MaxSlots:
+		return fmt.Errorf("%d GPUs are more than kbnode supports; choose at most %d with --gpu-count (gpu_count)", gpus, config.MaxSlots)
 	case gpus > s.total:
 		return fmt.Errorf("%d GPUs but only %s for slots, and every slot needs its own core; choose at most %d GPUs with --gpu-count (gpu_count)",
 			gpus, s.describe(s.total), s.total)

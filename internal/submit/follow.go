@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/buildkite"
@@ -21,10 +20,6 @@ const (
 	cancelTime = 3 * time.Minute
 	// silence is how long Buildkite may fail to answer before builds are given up.
 	silence = 15 * time.Minute
-	// late is how long a build can take to be seen whose creation was not answered.
-	late = 30 * time.Second
-	// maxTries is how often a build is requested whose creation is not answered.
-	maxTries = 6
 	// slowest is how long each of many requests takes within the rate limit.
 	slowest = 5 * time.Second
 )
@@ -55,11 +50,6 @@ type run struct {
 	why      Verdict // why it was canceled
 	reason   string
 	canceled time.Time // when cancellation was requested
-	twins    []int     // builds of the same run, which are canceled
-	left     string    // what could not be canceled of them
-	tries    int       // requests for the build
-	unsure   time.Time // when the last of them failed; zero while one is under way
-	err      error     // why
 	fetching bool
 	done     bool
 	status   Status
@@ -77,7 +67,6 @@ type follower struct {
 	busy            chan struct{} // has room for atOnce
 	began, answered time.Time
 	polling         bool
-	canceling       int  // cancellations of twins under way
 	ending          bool // the caller's context has ended
 }
 
@@ -132,15 +121,13 @@ func (f *follower) allDone() bool {
 			return false
 		}
 	}
-	return f.canceling == 0
+	return true
 }
 
-// create creates a job's build. It does not give up a request in flight: its build must be known, so
-// that it can be canceled.
+// create requests a job's build, once: a build is evaluated at most once. It does not give up a request in
+// flight: its build must be known, so that it can be canceled.
 func (f *follower) create(ctx context.Context, r *run) {
 	f.report(r, "creating")
-	r.tries++
-	r.unsure = time.Time{}
 	f.async(func() func() {
 		f.busy <- struct{}{}
 		defer func() { <-f.busy }()
@@ -152,34 +139,23 @@ func (f *follower) create(ctx context.Context, r *run) {
 		return func() {
 			status := buildkite.Refused(err)
 			switch {
-			case r.build.Number != 0 || r.done: // a poll has already found it
-				if err == nil {
-					f.cancelTwin(r, build)
-				}
+			case r.build.Number != 0: // a poll has already found it
 			case err == nil:
 				f.found(r, build)
 			case errors.Is(err, errNotBegun):
 				f.finish(r, Cancelled, err.Error())
 			case status > 0 && status < 500:
 				f.finish(r, NotCreated, err.Error())
-			default: // polls find out whether it was created
-				r.err, r.unsure = err, time.Now()
-				f.logRetry(err)
+			default:
+				f.finish(r, Unknown, fmt.Sprintf("%v: %s", err, r.unanswered()))
 			}
 		}
 	})
 }
 
-// recreate repeats a creation that was not answered, if a poll that began at that time has not found
-// the build, and it can no longer appear.
-func (f *follower) recreate(ctx context.Context, r *run, at time.Time) {
-	switch {
-	case r.done || r.build.Number != 0 || r.unsure.IsZero() || at.Before(r.unsure.Add(late)):
-	case r.tries < maxTries && !f.ending:
-		f.create(ctx, r)
-	default:
-		f.finish(r, Unknown, fmt.Sprintf("%v: unknown whether it was created; it has not been seen since; look for its run ID %s", r.err, r.job.RunID))
-	}
+// unanswered says how to find out whether a build exists whose creation was not answered.
+func (r *run) unanswered() string {
+	return "unknown whether it was created; look for run ID " + r.job.RunID
 }
 
 // poll reads all builds in progress with one query.
@@ -188,7 +164,6 @@ func (f *follower) poll(ctx context.Context) {
 		return
 	}
 	f.polling = true
-	at := time.Now()
 	f.async(func() func() {
 		within, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
@@ -206,15 +181,11 @@ func (f *follower) poll(ctx context.Context) {
 			f.answered = time.Now()
 			for _, r := range f.runs {
 				for _, b := range builds {
-					switch {
-					case b.MetaData[buildkite.RunIDKey] != r.job.RunID:
-					case r.build.Number == b.Number, r.build.Number == 0 && !r.done:
+					// Another build of the run is one that someone rebuilt in Buildkite, and theirs.
+					if b.MetaData[buildkite.RunIDKey] == r.job.RunID && (r.build.Number == 0 || r.build.Number == b.Number) {
 						f.found(r, b)
-					default:
-						f.cancelTwin(r, b)
 					}
 				}
-				f.recreate(ctx, r, at)
 			}
 		}
 	})
@@ -314,25 +285,6 @@ func (f *follower) cancel(r *run) {
 	})
 }
 
-// cancelTwin cancels a build that was created so late that its creation had been repeated. One that someone rebuilt in
-// Buildkite, where no creation was, is theirs.
-func (f *follower) cancelTwin(r *run, b buildkite.Build) {
-	if r.tries < 2 || b.Number == r.build.Number || b.Ended() || slices.Contains(r.twins, b.Number) {
-		return
-	}
-	r.twins = append(r.twins, b.Number)
-	f.canceling++
-	f.async(func() func() {
-		err := f.client.Cancel(f.work, f.Org, f.Pipeline, b.Number)
-		return func() {
-			f.canceling--
-			if err != nil {
-				r.left += fmt.Sprintf("; build %d of the same run is still running because it could not be canceled: %v", b.Number, err)
-			}
-		}
-	})
-}
-
 func (f *follower) giveUp(why string) {
 	for _, r := range f.runs {
 		if r.done {
@@ -341,6 +293,8 @@ func (f *follower) giveUp(why string) {
 		text := "outcome unknown: " + why
 		if r.build.Number != 0 {
 			text += "; it may still be running"
+		} else {
+			text += "; " + r.unanswered()
 		}
 		f.finish(r, Unknown, text)
 	}

@@ -1,5 +1,5 @@
-// Package submit creates Buildkite builds, follows them until they end, and fetches their
-// results. It never leaves a build of its own running without saying so.
+// Package submit creates Buildkite builds, each with one request, follows them until they end, and fetches
+// their results. It never leaves a build of its own running without saying so.
 package submit
 
 import (
@@ -24,7 +24,7 @@ const (
 	TimedOut   Verdict = "timed out"
 	Cancelled  Verdict = "cancelled"
 	NotCreated Verdict = "not created"
-	Unknown    Verdict = "unknown" // Buildkite stopped answering
+	Unknown    Verdict = "unknown" // Buildkite did not answer its creation, or nothing for too long
 )
 
 // Job is a build to create.
@@ -98,7 +98,6 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 	out := make([]Outcome, len(f.runs))
 	for i, r := range f.runs {
 		out[i] = r.out
-		out[i].Reason += r.left
 	}
 	return out
 }

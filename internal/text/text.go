@@ -20,6 +20,17 @@ func Plain(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return !Visible(r) })
 }
 
+// ShellWord returns a word as a shell reads it: in quotes, if it has what may mean something else there.
+func ShellWord(s string) string {
+	special := func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("@%+=:,./_-…", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, special) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
 // Line makes one line of a text and cuts it to that many characters. It removes escape
 // sequences and invisible characters, replaces white space with single blanks, and ends
 // a cut line with "…".

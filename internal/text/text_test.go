@@ -3,10 +3,13 @@ package text
 import (
 	"encoding/json"
 	"errors"
+	"os/exec"
 	"reflect"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 func TestBlock(t *testing.T) {
@@ -86,6 +89,23 @@ func TestPlain(t *testing.T) {
 		if got := Plain(s); got != want {
 			t.Errorf("Plain(%q) = %v", s, got)
 		}
+	}
+}
+
+// TestShellWord has a shell read each word.
+func TestShellWord(t *testing.T) {
+	t.Parallel()
+	for word, plain := range map[string]bool{
+		"--queue=b200": true, "/a/b_c.d,e:f@g+h%": true, "naïve…": true, "": false, "a b": false, "a\nb\tc": false, "it's": false,
+		"$HOME": false, "`x`": false, `a"b\c`: false, "*?[a]{b,c}": false, "(a)<b>|c&d;e": false, "#a": false, "~": false, "a!b^c": false, "\xff": false,
+	} {
+		got := ShellWord(word)
+		if (got == word) != plain {
+			t.Errorf("%q: %s", word, got)
+		}
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+got).Output()
+		must.Do(t, err)
+		must.Equal(t, word, string(out))
 	}
 }
 

@@ -135,7 +135,7 @@ type Fault struct {
 	Message string        // of the response
 	Header  http.Header   // of the answer
 	Perform bool          // perform the request first, and lose only the response
-	Delay   time.Duration // before it; alone, nothing else fails
+	Delay   time.Duration // before it, or with Perform after it; alone, nothing else fails
 	Cut     bool          // send half of the real response
 	Times   int           // number of requests; 0 is one, negative is all
 }
@@ -195,7 +195,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.mux.ServeHTTP(w, r)
 		return
 	}
-	time.Sleep(f.Delay)
+	if !f.Perform {
+		time.Sleep(f.Delay)
+	}
 	if f.Delay > 0 && f.Status == 0 && !f.Perform && !f.Cut {
 		s.mux.ServeHTTP(w, r)
 		return
@@ -203,6 +205,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f.Perform || f.Cut {
 		lost := httptest.NewRecorder()
 		s.mux.ServeHTTP(lost, r)
+		if f.Perform {
+			time.Sleep(f.Delay)
+		}
 		if f.Cut {
 			maps.Copy(w.Header(), lost.Header())
 			w.Header().Set("Content-Length", strconv.Itoa(lost.Body.Len()))

@@ -137,7 +137,7 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 		if o.OnQueue {
 			again = []string{"submit", "--queue", f.Queue, "--eval", f.problem, "--mode", arena.Mode}
 		}
-		return term.Usagef("%w; to see all of it: %s", err, term.Line(append(again, args...)))
+		return term.Usagef("%w; to see all of it: %s", err, s.Line(append(again, args...)))
 	}
 	if err != nil {
 		return err

@@ -107,7 +107,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		if !slices.Contains(e2e.Parts, part) {
 			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
 			if o.Queue == "" && o.GPU == "" {
-				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, term.Quoted(text.Line(part, 60)))
+				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, text.ShellWord(text.Line(part, 60)))
 			}
 			bad("%s", says)
 		}

@@ -88,7 +88,7 @@ func (f *createFlags) run(ctx context.Context, s term.Streams, queue string) err
 		if err := f.writeToken(func() (string, error) { return client.CreateAgentToken(ctx, f.api.Org, at, about) }); err != nil {
 			return err
 		}
-		term.Printf(s.Out, "The agent token is in %s. On each node, type\n  %s\n", f.tokenFile, term.Line([]string{"install", "--queue", queue, "--token-file", f.tokenFile}))
+		term.Printf(s.Out, "The agent token is in %s. On each node, type\n  %s\n", f.tokenFile, s.Line([]string{"install", "--queue", queue, "--token-file", f.tokenFile}))
 	}
 	if f.name != "" {
 		steps, err := pipeline.Build(pipeline.Eval, pipeline.Options{})

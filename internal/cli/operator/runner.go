@@ -159,7 +159,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if !passed && missing != "" {
-		s.Progress("install what is missing, or evaluate on a node: %s", term.Line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
+		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", gpuFor(t), "--eval", l.problem, "--mode", l.mode}, args...)))
 	}
 	return term.ExitUnless(passed, nil)
 }

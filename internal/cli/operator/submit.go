@@ -138,7 +138,7 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	if len(args) > 0 && f.eval == "" {
 		says := "a submission needs --eval DIR"
 		if i := slices.Index(s.Typed, args[0]); i >= 0 {
-			says += "; write " + term.Line(s.With(i, "--eval", problemFor(args[0]), args[0]))
+			says += "; write " + s.Line(s.With(i, "--eval", problemFor(args[0]), args[0]))
 		}
 		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {

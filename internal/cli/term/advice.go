@@ -6,21 +6,30 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
-// rootCommands are the commands that only root can complete. Advice writes sudo before them.
-var rootCommands = []string{"install", "reconcile", "uninstall", "status", "drain", "resume", "undrain", "upgrade", "daemon", "selftest", "doctor", "image", "logs"}
+// asRoot is the annotation of AsRoot.
+const asRoot = "root"
 
-// networkVariables are the variables with which Go reaches servers.
-var networkVariables = []string{"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+// AsRoot annotates a command that only root can complete, with its subcommands, and returns it. Advice writes sudo
+// before it, and what keeps the variables that it reads: sudo drops them unless told.
+func AsRoot(cmd *cobra.Command, variables ...string) *cobra.Command {
+	cmd.Annotations = map[string]string{asRoot: strings.Join(variables, " ")}
+	return cmd
+}
 
-// rootVariables are the variables that a command reads, by command. sudo drops them unless told.
-var rootVariables = map[string][]string{
-	"install": append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, networkVariables...),
-	"upgrade": networkVariables,
-	"doctor":  append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, networkVariables...),
+// NeedsRoot reports whether only root can complete a command, and returns the variables that it reads.
+func NeedsRoot(cmd *cobra.Command) (variables []string, ok bool) {
+	for ; cmd != nil; cmd = cmd.Parent() {
+		if names, ok := cmd.Annotations[asRoot]; ok {
+			return strings.Fields(names), true
+		}
+	}
+	return nil, false
 }
 
 // maxWord bounds an argument that is repeated, in bytes.
@@ -30,12 +39,12 @@ const maxWord = 4096
 const Unbroken = "\u00a0"
 
 // Line returns a command line for Printf, quoted for a shell. It hides secrets.
-func Line(args []string) string {
+func (s Streams) Line(args []string) string {
 	words := []string{Program()}
-	i := slices.IndexFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
-	if i >= 0 && slices.Contains(rootCommands, args[i]) {
+	cmd, _, _ := s.Commands.Find(args) // the error is of a word that is no command
+	if variables, ok := NeedsRoot(cmd); ok {
 		words = slices.Insert(words, 0, "sudo")
-		keep := slices.DeleteFunc(slices.Clone(rootVariables[args[i]]), func(name string) bool { return os.Getenv(name) == "" })
+		keep := slices.DeleteFunc(variables, func(name string) bool { return os.Getenv(name) == "" })
 		if len(keep) > 0 {
 			words = slices.Insert(words, 1, "--preserve-env="+strings.Join(keep, ","))
 		}
@@ -45,17 +54,9 @@ func Line(args []string) string {
 		if a = Hide(a, known); !text.Plain(a) || len(a) > maxWord {
 			a = text.Line(a, maxWord)
 		}
-		words = append(words, Quoted(a))
+		words = append(words, text.ShellWord(a))
 	}
 	return strings.ReplaceAll(strings.Join(words, " "), " ", Unbroken)
-}
-
-// Quoted returns a word as a shell reads it.
-func Quoted(word string) string {
-	if word == "" || strings.ContainsAny(word, " $`\"\\*?[]{}()<>|&;#~!'") {
-		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-	}
-	return word
 }
 
 // Program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
@@ -67,7 +68,7 @@ func Program() string {
 }
 
 // Again returns what was typed, to type it again as root.
-func (s Streams) Again() string { return Line(s.Typed) }
+func (s Streams) Again() string { return s.Line(s.Typed) }
 
 // hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
 // counts, too.
@@ -112,7 +113,7 @@ func Hide(s string, secrets []string) string {
 func (s Streams) Advise(says string, lines ...[]string) error {
 	var shown []string
 	for _, args := range lines {
-		shown = append(shown, Line(args))
+		shown = append(shown, s.Line(args))
 	}
 	return Usagef("%s; write %s", says, strings.Join(shown, ", or "))
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,6 +31,8 @@ type Streams struct {
 	Raw   io.Writer // Out without its errors, for logs
 	Typed []string  // the arguments of the command line
 	Root  bool      // the user is root
+
+	Commands *cobra.Command // all, to look up what a line needs
 }
 
 // ExitError ends a command with its own exit code. An empty message means that everything was

@@ -81,7 +81,7 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]health.Bus {
 			continue
 		}
 		dir := filepath.Join(root, "sys/bus/pci/devices", g.PCI)
-		b, err := limit.Call(dir, readTime, func() (health.Bus, error) {
+		b, err := limit.Call(root, dir, readTime, func() (health.Bus, error) {
 			b := readBus(dir)
 			if g.Vendor == "amd" { // NVML reports NVIDIA's
 				b.Link = readLink(dir)
@@ -148,7 +148,7 @@ func ReadNode(root string, disks []string) (health.Node, error) {
 	var errs []error
 	for _, path := range disks {
 		name := filepath.Join(root, path)
-		st, err := limit.Call("statfs "+name, readTime, func() (st unix.Statfs_t, err error) {
+		st, err := limit.Call(root, "statfs "+name, readTime, func() (st unix.Statfs_t, err error) {
 			err = unix.Statfs(name, &st)
 			return st, err
 		})
@@ -168,11 +168,11 @@ func ReadNode(root string, disks []string) (health.Node, error) {
 		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
 	}
 	n.Clock = clock(state, tx, err)
-	n.CDIDriver, err = limit.Call("CDI specification below "+root, readTime, func() (string, error) { return cdiDriver(root) })
+	n.CDIDriver, err = limit.Call(root, "CDI specification", readTime, func() (string, error) { return cdiDriver(root) })
 	if err != nil {
 		n.Unread = append(n.Unread, health.CheckDriver)
 	}
-	n.Overdue = limit.Calls(root)
+	n.Overdue = limit.Overdue(root)
 	return n, errors.Join(append(errs, err)...)
 }
 
