@@ -21,7 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
 
@@ -241,7 +241,7 @@ func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err erro
 			return 0, err
 		}
 	}
-	room, err = disk.Room(m.Dir)
+	room, err = host.Room(m.Dir)
 	if room /= atOnce; err == nil && room <= 0 {
 		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
 	}

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/tree"
 )
 
@@ -42,7 +42,7 @@ func (m Mirrors) makeRoom(own string) (share int64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("list the mirrors: %w", err)
 	}
-	room, err := disk.Room(m.Dir)
+	room, err := host.Room(m.Dir)
 	if err != nil {
 		return 0, err
 	}

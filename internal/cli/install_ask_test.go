@@ -201,7 +201,7 @@ const dialogRoot = "KBNODE_TEST_DIALOG"
 func dialogOf(root string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	s := term.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Typed: []string{"install"}, Root: true}
+	s := term.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Typed: []string{"install"}, Root: true, Commands: Commands()}
 	// No one is at the endpoint: the token is taken.
 	_, err := dialogOn(ctx, s, root, config.Config{Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}})
 	fmt.Println(err)

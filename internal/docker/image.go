@@ -18,7 +18,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/text"
 )
@@ -301,7 +301,7 @@ func leastRoom(dirs ...string) (free, total int64) {
 	least := int64(math.MaxInt64)
 	for _, dir := range dirs {
 		var st unix.Statfs_t
-		if room, err := disk.Room(dir); err == nil && room < least && unix.Statfs(dir, &st) == nil {
+		if room, err := host.Room(dir); err == nil && room < least && unix.Statfs(dir, &st) == nil {
 			least, free, total = room, int64(st.Bavail)*st.Frsize, int64(st.Blocks)*st.Frsize
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 
-	"github.com/gpu-mode/kbnode/internal/disk"
+	"github.com/gpu-mode/kbnode/internal/host"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -92,7 +92,7 @@ func TestRoom(t *testing.T) {
 
 func roomOf(t *testing.T, dir string) int64 {
 	t.Helper()
-	room, err := disk.Room(dir)
+	room, err := host.Room(dir)
 	must.Do(t, err)
 	return room
 }

@@ -45,7 +45,7 @@ type guard struct {
 	network    *slotNetwork
 	confiner   *confiner
 	registries registries
-	room       func(dir string) (int64, error) // disk.Room, except in tests
+	room       func(dir string) (int64, error) // host.Room, except in tests
 	views      views
 	procs      slotProcs
 	gpu        gpuWatches
@@ -91,7 +91,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		gid:        gid,
 		jobUID:     plan.JobUID(p.Slot),
 		network:    newNetwork(p, engine),
-		room:       disk.Room,
+		room:       host.Room,
 		views:      views{filepath.Join(filepath.Dir(filepath.Dir(p.Socket)), "images")},
 		procs:      procs,
 		gpu:        newGPUWatches(p, procs, log),
