@@ -77,7 +77,8 @@ var (
 // words returns the words of a text, without what is in a number, a path or an identifier.
 func words(text string) (list []string) {
 	for w := range strings.FieldsSeq(text) {
-		if w = strings.Trim(w, `.,:;()"'[]…&|`); word.MatchString(w) {
+		w = strings.Trim(w, `.,:;()"'[]…&|`)
+		if word.MatchString(w) {
 			list = append(list, w)
 		}
 	}

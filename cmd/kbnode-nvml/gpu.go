@@ -239,7 +239,8 @@ func (d *device) mig() {
 			g.Slices, g.ComputeSlices = int(a.GpuInstanceSliceCount), int(a.ComputeInstanceSliceCount)
 			g.Multiprocessors, g.MemoryBytes = int(a.MultiprocessorCount), int64(a.MemorySizeMB)<<20
 		}
-		if g.Error = m.out.Error; g.Error == "" {
+		g.Error = m.out.Error
+		if g.Error == "" {
 			d.placement(&g)
 			g.Error = strings.Join(m.out.Unread, "; ") // without its profile it would be another instance
 		}

@@ -65,7 +65,8 @@ func Sift(ctx context.Context, dir string, patterns []string, status string, can
 		return nil, err
 	}
 	for _, p := range patterns {
-		if p = strings.TrimSpace(p); p != "" {
+		p = strings.TrimSpace(p)
+		if p != "" {
 			w.patterns = append(w.patterns, pattern(path.Clean(p)))
 		}
 	}
@@ -156,7 +157,8 @@ func dropACLs(file string) error {
 
 // keep notes a link that stays.
 func (w *walk) keep(l link) error {
-	if w.linkBytes += len(l.path); w.linkBytes > maxLinks {
+	w.linkBytes += len(l.path)
+	if w.linkBytes > maxLinks {
 		return exceeds("the paths of the checkout's links have more than %s together", text.Bytes(maxLinks))
 	}
 	w.links = append(w.links, l)
@@ -207,7 +209,8 @@ func ignoreAbsent(err error) error {
 
 // entry prepares an entry of a directory, which is open as at and dir. Its path in the root is whole.
 func (w *walk) entry(at *os.Root, dir *os.File, whole string, depth int) error {
-	if w.entries++; w.entries > maxFiles {
+	w.entries++
+	if w.entries > maxFiles {
 		return exceeds("the checkout has more than %d files", maxFiles)
 	}
 	if err := w.bounded(whole); err != nil {
@@ -310,7 +313,8 @@ func (w *walk) behind(whole, at string, depth int) error {
 
 // found counts an entry of a directory behind a link.
 func (w *walk) found(whole, at string, depth int) error {
-	if w.entries++; w.entries > maxFiles {
+	w.entries++
+	if w.entries > maxFiles {
 		return exceeds("the checkout has more than %d files, with those behind links", maxFiles)
 	}
 	if err := w.bounded(whole); err != nil {
@@ -331,13 +335,15 @@ func (w *walk) count(name string, file fs.FileInfo) error {
 	if !file.Mode().IsRegular() || !w.mayFind(name) {
 		return nil
 	}
-	if w.files++; w.files > maxUploads {
+	w.files++
+	if w.files > maxUploads {
 		return exceeds("the artifact paths find more than %d files; upload fewer, or an archive of them", maxUploads)
 	}
 	if file.Size() > maxFileSize {
 		return exceeds("%.200q has %s; upload files of at most %s", name, text.Bytes(file.Size()), text.Bytes(maxFileSize))
 	}
-	if w.bytes += file.Size(); w.bytes > maxSize {
+	w.bytes += file.Size()
+	if w.bytes > maxSize {
 		return exceeds("the files have more than %s together; upload fewer", text.Bytes(maxSize))
 	}
 	return nil

@@ -31,8 +31,10 @@ func ParseToken(text []byte) (string, error) {
 			continue
 		}
 		name, v, _ := strings.Cut(strings.TrimPrefix(line, "export "), "=")
-		if name = strings.TrimSpace(name); name == tokenVar || name == "token" {
-			if v = strings.Trim(strings.TrimSpace(v), `"'`); v == "" {
+		name = strings.TrimSpace(name)
+		if name == tokenVar || name == "token" {
+			v = strings.Trim(strings.TrimSpace(v), `"'`)
+			if v == "" {
 				continue // a template that is filled in later
 			}
 			return checkToken(v)

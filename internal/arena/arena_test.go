@@ -98,7 +98,8 @@ func TestShapes(t *testing.T) {
 				t.Logf("%-8s %-22s %10.1f ns, %.3f: %s", row.Outcome, row.Attack, row.Claimed, row.Ratio, row.Verdict)
 				switch {
 				case slices.Contains(known, row.Attack):
-					if known = slices.DeleteFunc(known, func(name string) bool { return name == row.Attack }); row.Outcome != Won {
+					known = slices.DeleteFunc(known, func(name string) bool { return name == row.Attack })
+					if row.Outcome != Won {
 						t.Errorf("%s %s: %s", row.Attack, row.Outcome, row.Verdict)
 					}
 					if r.Cures[row.Kind] == "" {
@@ -181,7 +182,8 @@ func TestLimit(t *testing.T) {
 	_, err = Run(ctx, Options{Task: p, Honest: endless, Corpus: corpus(t), Evaluate: local(t, 1)})
 	must.Err(t, err, "evaluate the honest submission: Ctrl-C")
 	left, err := os.ReadDir(os.TempDir())
-	if must.Do(t, err); len(left) > 0 {
+	must.Do(t, err)
+	if len(left) > 0 {
 		t.Errorf("%v are left", left)
 	}
 }
@@ -334,7 +336,8 @@ func TestHonestRefused(t *testing.T) {
 		says + "the problem reports no benchmark.0.best above 0; report it, as kernelbot's eval.py does  ": report("1", "nan"),
 	} {
 		_, err := Run(t.Context(), Options{Task: p, Honest: honest, Corpus: corpus(t), Evaluate: answers{"honest": {r}}.evaluate})
-		if must.Err(t, err, strings.TrimSpace(want)); !errors.Is(err, ErrHonest) {
+		must.Err(t, err, strings.TrimSpace(want))
+		if !errors.Is(err, ErrHonest) {
 			t.Errorf("%v is not ErrHonest", err)
 		}
 	}

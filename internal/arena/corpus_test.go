@@ -139,7 +139,8 @@ func TestAdd(t *testing.T) {
 			}
 			before := len(all.Attacks)
 			err := all.Add(dir)
-			if must.Err(t, err, strings.ReplaceAll(c.want, "DIR", dir)); err != nil || name == "known names only" {
+			must.Err(t, err, strings.ReplaceAll(c.want, "DIR", dir))
+			if err != nil || name == "known names only" {
 				return
 			}
 			i := slices.IndexFunc(all.Attacks, func(a Attack) bool { return a.Name == "new" })

@@ -166,7 +166,8 @@ func judge(a Attack, honest []float64, e Evaluation) Row {
 	odd := row.compare(honest, times(e.Result, "mean"))
 	if odd == "" && row.Ratio >= Less {
 		call := row
-		if call.compare(honest, times(e.Result, "best")); call.Ratio < OfOneCall {
+		call.compare(honest, times(e.Result, "best"))
+		if call.Ratio < OfOneCall {
 			row, row.Verdict = call, "passed; its best call is below what is possible"
 		}
 	}

@@ -75,7 +75,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.Honest = first; o.Limit == 0 && !o.OnQueue {
+	r.Honest = first
+	if o.Limit == 0 && !o.OnQueue {
 		o.Limit = max(minLimit, limitFactor*time.Since(begin))
 	}
 	var tried []Attack

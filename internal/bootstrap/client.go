@@ -118,7 +118,8 @@ func ask(ctx, canceled context.Context, socket string, away time.Duration, kind 
 	for began := time.Now(); ; {
 		taken := false
 		o, err := attempt(ctx, canceled, socket, kind, body, func(kind slot.FrameKind, data []byte) {
-			if taken = true; kind != slot.FrameTaken {
+			taken = true
+			if kind != slot.FrameTaken {
 				each(kind, data)
 			}
 		})

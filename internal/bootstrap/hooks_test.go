@@ -196,7 +196,8 @@ func TestPreExitWithoutJob(t *testing.T) {
 		r := newRig(t, slot.Outcome{}, "")
 		r.hook(t, hookEnvironment, "false")
 		r.hook(t, hookPreExit, "echo after")
-		if r.Input.Env["BUILDKITE_COMMAND"] = step; step == "" {
+		r.Input.Env["BUILDKITE_COMMAND"] = step
+		if step == "" {
 			r.Input.Env["BUILDKITE_PLUGINS"] = ""
 		}
 		_, _ = Run(t.Context(), r.Config)

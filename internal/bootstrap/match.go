@@ -50,7 +50,8 @@ func (m *matcher) link() {
 		at := queue[i]
 		for c := m.nodes[at].child; c != 0; c = m.nodes[c].sibling {
 			n := &m.nodes[c]
-			if n.fail = 0; at != 0 {
+			n.fail = 0
+			if at != 0 {
 				n.fail = m.step(m.nodes[at].fail, n.last)
 			}
 			n.found = max(n.found, m.nodes[n.fail].found)

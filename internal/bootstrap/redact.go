@@ -53,7 +53,8 @@ func (r *Redactor) Hide(values []string) {
 	}
 	r.secrets.link()
 	r.state = 0
-	if r.spans = r.spans[:min(len(r.spans), 1)]; !r.marked {
+	r.spans = r.spans[:min(len(r.spans), 1)]
+	if !r.marked {
 		r.spans = nil
 	}
 	r.find(0)

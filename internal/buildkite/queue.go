@@ -227,7 +227,8 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	if since.IsZero() {
 		since = b.Created
 	}
-	if w.Jobs++; w.Oldest.IsZero() || since.Before(w.Oldest) {
+	w.Jobs++
+	if w.Oldest.IsZero() || since.Before(w.Oldest) {
 		w.Oldest = since
 	}
 	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.unmetRules(j.Rules)) == 0 }) {
@@ -236,7 +237,8 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	w.Unmatched++
 	for _, a := range agents {
 		for _, rule := range a.unmetRules(j.Rules) {
-			if rule = text.Line(rule, maxText); len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
+			rule = text.Line(rule, maxText)
+			if len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
 				w.Missing = append(w.Missing, rule)
 			}
 		}

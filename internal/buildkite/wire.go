@@ -83,7 +83,8 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 		case answered && refused.Status == http.StatusTooManyRequests && w.attempts == 1:
 			return nil, errors.New("the API token's rate limit is used up; try again in a minute")
 		case answered && refused.Status == http.StatusTooManyRequests && w.pace != nil:
-			if over++; over == maxRefused {
+			over++
+			if over == maxRefused {
 				return nil, err
 			}
 			attempt-- // the pace waits for the next minute

@@ -162,7 +162,8 @@ func TestRedirected(t *testing.T) {
 		} {
 			asked := 0
 			c := patient(t, server(func(r *http.Request) (int, map[string]string, string) {
-				if asked++; r.URL.Host != "buildkite.test" || r.URL.Path == "/login" {
+				asked++
+				if r.URL.Host != "buildkite.test" || r.URL.Path == "/login" {
 					t.Errorf("asked %s", r.URL)
 				}
 				return status, map[string]string{"Location": to}, "<html>\x1b]0;pwned\a" + strings.Repeat("x", 1<<20)
@@ -252,7 +253,8 @@ func TestDownload(t *testing.T) {
 			t.Cleanup(api.Close)
 			c, err := New(Options{URL: api.URL, Token: "secret-token"})
 			must.Do(t, err)
-			if tt.a.DownloadURL = tt.url; tt.url == "" {
+			tt.a.DownloadURL = tt.url
+			if tt.url == "" {
 				tt.a.DownloadURL = api.URL + "/v2/download"
 			}
 			if tt.most == 0 {

@@ -175,7 +175,8 @@ func newScrubber(m *doctor.Machine) scrubber {
 		if !named {
 			value = strings.TrimSpace(line)
 		}
-		if value = strings.Trim(value, `"'`); len(value) > 7 {
+		value = strings.Trim(value, `"'`)
+		if len(value) > 7 {
 			s.known = append(s.known, value)
 		}
 	}

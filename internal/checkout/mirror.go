@@ -242,7 +242,8 @@ func (m Mirrors) prepare(ctx context.Context, name string) (room int64, err erro
 		}
 	}
 	room, err = host.Room(m.Dir)
-	if room /= atOnce; err == nil && room <= 0 {
+	room /= atOnce
+	if err == nil && room <= 0 {
 		err = fmt.Errorf("%w: less than the reserve of %s is free; make room on it", errDiskFull, m.Dir)
 	}
 	return room, errors.Join(err, m.sweep(name, slices.DeleteFunc(packFiles(m.path(name)), isTemporary)))

@@ -148,7 +148,8 @@ func readTree(r io.Reader, most int) (files []file, err error) {
 	})
 	var n, paths int
 	for scanner.Scan() {
-		if n++; n > most {
+		n++
+		if n > most {
 			return nil, refuse("the commit has more than %d files and directories; keep large numbers of files elsewhere", most)
 		}
 		head, name, ok := strings.Cut(scanner.Text(), "\t")
@@ -162,7 +163,8 @@ func readTree(r io.Reader, most int) (files []file, err error) {
 		if fields[1] == "tree" {
 			continue // directories are made for files only
 		}
-		if paths += len(name); paths > maxPaths {
+		paths += len(name)
+		if paths > maxPaths {
 			return nil, refuse("the paths of the commit's files have more than %d bytes; shorten them", maxPaths)
 		}
 		files = append(files, file{fields[0], fields[2], name})
@@ -216,7 +218,8 @@ func (w *writer) all(files []file, blobs *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		if w.left -= size; w.left < 0 {
+		w.left -= size
+		if w.left < 0 {
 			return refuse("the files of the commit have more than %s, too large for a checkout; keep large files elsewhere", text.Bytes(w.most))
 		}
 		if err := w.write(f, io.LimitReader(blobs, size), size); err != nil {

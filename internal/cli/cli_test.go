@@ -155,7 +155,8 @@ func TestTyped(t *testing.T) {
 		case !is && !answers || title:
 			got.WriteString(line)
 		}
-		if answers = answers || is; !is {
+		answers = answers || is
+		if !is {
 			continue
 		}
 		args := strings.Fields(strings.ReplaceAll(typed, "DIR", dir))

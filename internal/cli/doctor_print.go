@@ -149,7 +149,8 @@ func asRoot(command string) string {
 	quote, begins := rune(0), true
 	for i, r := range command {
 		if begins && !strings.ContainsRune(" &;", r) {
-			if begins = false; !strings.HasPrefix(command[i:], "sudo ") {
+			begins = false
+			if !strings.HasPrefix(command[i:], "sudo ") {
 				b.WriteString("sudo ")
 			}
 		}

@@ -140,7 +140,8 @@ func dialogOn(ctx context.Context, s term.Streams, root string, cfg config.Confi
 	d := &dialog{installUI: installUI{Streams: s}}
 	reads := 0
 	n := &node.Node{Root: root, Log: slog.New(slog.DiscardHandler), Say: func(format string, args ...any) {
-		if reads++; reads == 1 || format != "reading the machine" { // again, with the lock
+		reads++
+		if reads == 1 || format != "reading the machine" { // again, with the lock
 			s.Progress(format, args...)
 		}
 	}}

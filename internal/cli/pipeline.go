@@ -130,7 +130,8 @@ func (f *pipelineFlags) options(s term.Streams) (pipeline.Options, error) {
 	vendor := cmp.Or(f.vendor, n.Vendor)
 	o.AMD = vendor == "amd" || vendor == noGPU // in either case nothing of NVIDIA's is needed
 	o.Image = cmp.Or(f.image, n.Image)
-	if o.Queue = f.queue; o.Queue == "" {
+	o.Queue = f.queue
+	if o.Queue == "" {
 		o.Queue, err = n.Queue(f.index)
 		if strings.Contains(o.Queue, "$") { // only the command line may name a variable
 			err = fmt.Errorf("%.120q is not the name of a queue; fix it on the node, or add --queue NAME", o.Queue)

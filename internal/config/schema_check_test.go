@@ -140,7 +140,8 @@ func TestDocumentedDefaults(t *testing.T) {
 	value := regexp.MustCompile("^`([^`]*)`")
 	eachKey(reflect.ValueOf(&c).Elem(), "", func(key string, v reflect.Value) {
 		row, ok := rows[key]
-		if delete(rows, key); !ok {
+		delete(rows, key)
+		if !ok {
 			t.Errorf("docs/configuration.md has no row for %s", key)
 		}
 		text, err := yaml.Marshal(v.Interface())

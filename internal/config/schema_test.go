@@ -98,7 +98,8 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 			if sub.Description != comments[key] {
 				t.Errorf("%s: the schema says %q, and config.yaml %q", key, sub.Description, comments[key])
 			}
-			if nodes[key] = sub; isGroup(f.Type) {
+			nodes[key] = sub
+			if isGroup(f.Type) {
 				walk(sub, f.Type, key+".")
 				continue
 			}

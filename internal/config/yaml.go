@@ -102,7 +102,8 @@ func (g *Groups) UnmarshalYAML(n *yaml.Node) error {
 		return mistake(n, form)
 	}
 	for _, item := range n.Content {
-		if item = target(item); item.Kind != yaml.SequenceNode || len(item.Content) > MaxSlots {
+		item = target(item)
+		if item.Kind != yaml.SequenceNode || len(item.Content) > MaxSlots {
 			return mistake(item, form)
 		}
 		if err := undecimals(item, "groups"); err != nil {

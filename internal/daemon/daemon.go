@@ -160,13 +160,15 @@ func (d *daemonLoop) loop(ctx context.Context) {
 		}
 		d.publish(began, err)
 		wait := passInterval
-		if d.report(err); err == nil {
+		d.report(err)
+		if err == nil {
 			failed = 0
 		} else {
 			wait = min(passInterval, retryTime<<min(failed, 10))
 			failed++
 		}
-		if whole = d.wait(ctx, wait) || err != nil; ctx.Err() != nil {
+		whole = d.wait(ctx, wait) || err != nil
+		if ctx.Err() != nil {
 			return
 		}
 	}

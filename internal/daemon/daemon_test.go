@@ -508,7 +508,8 @@ func TestPublish(t *testing.T) {
 		must.Do(t, os.MkdirAll(parked, 0o755))
 		must.Do(t, os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600))
 		time.Sleep(31 * time.Second)
-		if count, s = last(); count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
+		count, s = last()
+		if count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
 			t.Errorf("%d after a look: %+v", count, s)
 		}
 		if got := s.State.Slots; len(got) != 2 || len(got[0].Parked) != 0 || len(got[1].Parked) != 1 {
@@ -517,12 +518,14 @@ func TestPublish(t *testing.T) {
 
 		n.set(func() { n.err, n.listen = errors.New("a key that nobody knows"), "" })
 		wake <- struct{}{}
-		if _, s = last(); !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Listen != "127.0.0.1:9700" {
+		_, s = last()
+		if !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Listen != "127.0.0.1:9700" {
 			t.Errorf("after a pass that failed: %+v", s)
 		}
 		n.set(func() { n.err = nil })
 		time.Sleep(31 * time.Second)
-		if _, s = last(); s.Err != nil || s.Listen != "" {
+		_, s = last()
+		if s.Err != nil || s.Listen != "" {
 			t.Errorf("after that: %+v", s)
 		}
 	})

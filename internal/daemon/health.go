@@ -216,7 +216,8 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 		node.Docker = err.Error()
 	}
 	var read bool
-	if node.Down, read = downUnits(ctx, host.Systemd); !read {
+	node.Down, read = downUnits(ctx, host.Systemd)
+	if !read {
 		node.Unread = append(node.Unread, health.CheckUnit)
 	}
 	return &node

@@ -53,7 +53,8 @@ func (n *fakeNode) serves(t *testing.T, slots ...int) {
 // released checks that both slots serve, and that none is drained.
 func (n *fakeNode) released(t *testing.T) {
 	t.Helper()
-	if n.serves(t, 0, 1); len(n.drains()) > 0 {
+	n.serves(t, 0, 1)
+	if len(n.drains()) > 0 {
 		t.Errorf("drains %+v", n.drains())
 	}
 }
@@ -140,7 +141,8 @@ func TestManyLines(t *testing.T) {
 	}
 	facts := c.take()
 	for _, f := range []health.Fact{{Kind: health.KindXid, Xid: 13}, {Kind: health.KindFault}, {Kind: health.KindRing}} {
-		if c.addFact(f); c.alarmed() {
+		c.addFact(f)
+		if c.alarmed() {
 			t.Errorf("a job makes the daemon read everything as often as it likes, with %s", f.Kind)
 		}
 	}

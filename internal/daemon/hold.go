@@ -64,7 +64,8 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 		}
 		c := reconcile.Change{Kind: reconcile.Drain, Subject: plan.AgentUnit(drain.Slot), Slot: drain.Slot, Why: drain.String()}
 		err := host.Systemd.Drain(ctx, c.Subject)
-		if d.Notify(daemon.SdNotifyWatchdog); err != nil {
+		d.Notify(daemon.SdNotifyWatchdog)
+		if err != nil {
 			d.Log.Error("agent of a drained slot not stopped", "unit", c.Subject, "err", err)
 			continue
 		}

@@ -84,7 +84,8 @@ func readAMD(t tree) ([]inventory.GPU, *inventory.AMD, []inventory.Problem) {
 			continue
 		}
 		gpu := amdDevice(t, pci)
-		if gpu.Healthy = unread; !unread {
+		gpu.Healthy = unread
+		if !unread {
 			gpu.Healthy, gpu.Error = amdWithoutKFD(t, pci, kfd)
 		}
 		if gpu.Error != "" {

@@ -116,7 +116,8 @@ func (s *CDISpec) parse(text string) {
 		} `yaml:"devices"`
 		Edits cdiEdits `yaml:"containerEdits"`
 	}
-	if s.Err = yaml.Unmarshal([]byte(text), &spec); s.Err != nil { // JSON is YAML
+	s.Err = yaml.Unmarshal([]byte(text), &spec)
+	if s.Err != nil { // JSON is YAML
 		return
 	}
 	if spec.Kind == "" {

@@ -86,7 +86,8 @@ func TestCheckCDI(t *testing.T) {
 		if tt.cdi {
 			d.CDIDirs = []string{dir}
 		}
-		if checkCDI(treeAt(t, tt.root), tt.gpus, &d); len(d.CDIFaults) != tt.want {
+		checkCDI(treeAt(t, tt.root), tt.gpus, &d)
+		if len(d.CDIFaults) != tt.want {
 			t.Errorf("%+v: %v", tt, d.CDIFaults)
 		}
 	}

@@ -146,7 +146,8 @@ func AskAgent(ctx context.Context, path string) (inventory.Agent, error) {
 	if err != nil {
 		return agent, err
 	}
-	if agent.Version = agentVersion(version); agent.Version == "" {
+	agent.Version = agentVersion(version)
+	if agent.Version == "" {
 		return agent, fmt.Errorf("%s --version does not print an agent's version", path)
 	}
 	help, err := runAgent(ctx, path, "start", "--help")

@@ -73,7 +73,8 @@ func (d Disk) Ensure(ctx context.Context) error {
 	if err = d.make(ctx); err == nil {
 		err = d.attach()
 	}
-	if d.note(err); err != nil {
+	d.note(err)
+	if err != nil {
 		return fmt.Errorf("make disk %s: %w", d.image(), err)
 	}
 	d.Log.Info("disk created", "path", d.mount(), "bytes", d.Bytes)

@@ -44,7 +44,8 @@ func (e *Engine) list(ctx context.Context, options client.ContainerListOptions) 
 	for i, c := range list.Items {
 		found[i] = Container{ID: c.ID, Name: c.ID, Labels: c.Labels, Image: c.Image, Command: c.Command}
 		for _, name := range c.Names {
-			if name = strings.TrimPrefix(name, "/"); !strings.Contains(name, "/") { // not as a link of another calls it
+			name = strings.TrimPrefix(name, "/")
+			if !strings.Contains(name, "/") { // not as a link of another calls it
 				found[i].Name = name
 			}
 		}

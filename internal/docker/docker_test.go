@@ -128,7 +128,8 @@ func TestRemove(t *testing.T) {
 			says(200, `{"State": {"Dead": `+strconv.FormatBool(r.PathValue("id") == "dead")+`}}`)(w, r)
 		},
 		"POST /containers/{id}/wait": func(w http.ResponseWriter, r *http.Request) {
-			if asked = append(asked, "removing wait"); r.URL.Query().Get("condition") == "removed" {
+			asked = append(asked, "removing wait")
+			if r.URL.Query().Get("condition") == "removed" {
 				<-r.Context().Done() // it never is
 			}
 			says(200, `{"StatusCode":0}`)(w, r)

@@ -134,7 +134,8 @@ func (r Result) Summary() string {
 	same, first := 0, ""
 	for _, f := range r.Findings {
 		if f.Status == r.Status {
-			if same++; same == 1 {
+			same++
+			if same == 1 {
 				first = f.Detail
 			}
 		}

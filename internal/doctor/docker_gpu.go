@@ -223,7 +223,8 @@ func dockerCDISlots(ctx context.Context, m *Machine) Answer {
 			case slices.Contains(known, "nvidia.com/gpu="+name):
 				named = append(named, s.Index)
 			default:
-				if missing = append(missing, s.Index); first == "" {
+				missing = append(missing, s.Index)
+				if first == "" {
 					first = name
 				}
 			}

@@ -75,7 +75,8 @@ func TestCDIChecks(t *testing.T) {
 	files := func(pairs ...string) map[string]string {
 		all := map[string]string{"/dev/nvidia0": "", "/dev/nvidia-uvm": "", "/lib/libcuda.so.580.95.05": "", "/usr/bin/nvidia-cdi-hook": ""}
 		for i := 0; i < len(pairs); i += 2 {
-			if all[pairs[i]] = pairs[i+1]; pairs[i+1] == "-" {
+			all[pairs[i]] = pairs[i+1]
+			if pairs[i+1] == "-" {
 				delete(all, pairs[i])
 			}
 		}

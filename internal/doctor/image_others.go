@@ -33,7 +33,8 @@ var (
 // people read them: a warning that is not needed costs less than a parser of shells.
 func imageCommand(commands string) string {
 	for line := range strings.Lines(strings.ReplaceAll(commands, "\\\n", " ")) {
-		if line = strings.TrimSpace(line); strings.HasPrefix(line, "#") {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "#") {
 			continue
 		}
 		if m := imageWork().FindStringSubmatch(line); m != nil {

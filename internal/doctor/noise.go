@@ -88,7 +88,8 @@ func noiseUpgrades(ctx context.Context, m *Machine) Answer {
 	}
 	if i := slices.Index(run, "snapd.service"); i >= 0 {
 		held := m.Contains("/var/lib/snapd/state.json", `"hold":"forever"`)
-		if run = slices.Delete(run, i, i+1); len(run) == 0 && len(m.List("/var/lib/snapd/snaps/*.snap")) > 0 && !held {
+		run = slices.Delete(run, i, i+1)
+		if len(run) == 0 && len(m.List("/var/lib/snapd/snaps/*.snap")) > 0 && !held {
 			return found(warn("snapd refreshes its snaps automatically").By("snap set system refresh.hold=forever"))
 		}
 	}

@@ -114,7 +114,8 @@ func TestSlotState(t *testing.T) {
 	if f := full.judge(plan.Slot{DiskBytes: 1}); f.Status != Warn {
 		t.Errorf("without inodes: %+v", f)
 	}
-	if full.busy = "job 7"; full.judge(plan.Slot{DiskBytes: 1}).Status != OK {
+	full.busy = "job 7"
+	if full.judge(plan.Slot{DiskBytes: 1}).Status != OK {
 		t.Error("a job may fill its disk")
 	}
 }

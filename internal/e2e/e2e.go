@@ -168,7 +168,8 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 		return
 	}
 	var ok bool
-	if together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width); ok {
+	together.Saw, ok = sideBySide(r.run(ctx, c, o, Concurrency, trials), width)
+	if ok {
 		together.Verdict = OK
 	}
 }
@@ -200,7 +201,8 @@ func (r *Report) run(ctx context.Context, c *buildkite.Client, o Options, part s
 		var node noise.Record
 		if json.Unmarshal(out.Node, &node) == nil {
 			check.Implausible = witness.Clean(node.Implausible)
-			if check.Profile = text.Line(node.Profile, 60); check.Profile != "" {
+			check.Profile = text.Line(node.Profile, 60)
+			if check.Profile != "" {
 				check.Saw += "; profile " + check.Profile
 			}
 		}

@@ -158,7 +158,8 @@ func (l Log) Follow(ctx context.Context, fn func(Event)) error {
 			if now, err = f.Stat(); err == nil && last != nil && !os.SameFile(now, last) {
 				err, at = readFile(l.File+".1", at, fn), 0 // it was moved there
 			}
-			if last = now; err == nil {
+			last = now
+			if err == nil {
 				at, err = scan(f, at, fn)
 			}
 			err = errors.Join(err, f.Close())

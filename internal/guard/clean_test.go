@@ -348,7 +348,8 @@ func TestGPUNotSeenParks(t *testing.T) {
 		// One failure is no more than a late answer.
 		read := r.gpu[0].read
 		r.gpu[0].read = func(ctx context.Context) (detect.Occupancy, error) {
-			if r.checks++; r.checks%2 == 0 {
+			r.checks++
+			if r.checks%2 == 0 {
 				return detect.Occupancy{}, errors.New("once")
 			}
 			return read(ctx)
@@ -372,7 +373,8 @@ func TestSlowClearing(t *testing.T) {
 		"a container that only a second try removes": func(r *slotRig) {
 			tries := 0
 			r.remove = func(ctx context.Context) error {
-				if tries++; tries == 1 {
+				tries++
+				if tries == 1 {
 					<-ctx.Done()
 				}
 				return ctx.Err()

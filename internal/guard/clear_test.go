@@ -45,7 +45,8 @@ func TestStarts(t *testing.T) {
 				if i == len(tt.lives) {
 					break
 				}
-				if now = now.Add(wait); tt.lives[i].job {
+				now = now.Add(wait)
+				if tt.lives[i].job {
 					must.Do(t, r.report(slot.WorkedName))
 				}
 				if tt.last {

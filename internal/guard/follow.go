@@ -100,7 +100,8 @@ func (c *counter) Write(p []byte) (int, error) {
 	n := len(p)
 	old := min(c.skip, int64(n))
 	c.skip -= old
-	if p = p[old:]; len(p) == 0 {
+	p = p[old:]
+	if len(p) == 0 {
 		return n, nil
 	}
 	if _, err := c.to.Write(p); err != nil {

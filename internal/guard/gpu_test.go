@@ -95,7 +95,8 @@ func TestAMDReset(t *testing.T) {
 	said := w.judge(detect.Occupancy{Compute: []nvml.Process{{PID: 502}}})
 	want := "GPU-3b1f0a0e64b40000 is held by process 502, which has exited; reset it (sudo amd-smi reset -G -g GPU after draining all slots, because it resets all GPUs connected by xGMI) or reboot"
 	must.Equal(t, want, said)
-	if w.reset = amdReset("0000:05:00.0"); !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
+	w.reset = amdReset("0000:05:00.0")
+	if !strings.HasPrefix(w.reset, "sudo amd-smi reset -G -g 0000:05:00.0 ") {
 		t.Error(w.reset)
 	}
 }

@@ -189,7 +189,8 @@ func TestLargeImage(t *testing.T) {
 			has(row.before)()
 			r.engine.onPull, r.engine.pulled, r.engine.names = has(row.after), row.before != "", row.names
 			o := r.try(t, func(s *job.Spec) {
-				if s.Image = "absent"; row.always {
+				s.Image = "absent"
+				if row.always {
 					s.Pull = job.PullAlways
 				}
 			})
@@ -373,7 +374,8 @@ func TestPullQuotesNothing(t *testing.T) {
 			spec.Kind, spec.Image, spec.Pull = job.KindPlugin, image, job.PullAlways
 			o, err := bootstrap.RunSpec(t.Context(), r.socket, spec, func(_ slot.FrameKind, text []byte) { log += string(text) })
 			must.Do(t, err)
-			if log += why(o); strings.Contains(log, "page") || strings.Contains(log, "127.0.0.1") || !strings.Contains(log, want) {
+			log += why(o)
+			if strings.Contains(log, "page") || strings.Contains(log, "127.0.0.1") || !strings.Contains(log, want) {
 				t.Errorf("%s: %s", image, log)
 			}
 		}

@@ -100,7 +100,8 @@ func (s slotProcs) endBeside(ctx context.Context) (ended int, err error) {
 		if err != nil || len(left) == 0 {
 			return ended, err
 		}
-		if ended = max(ended, len(left)); time.Now().After(deadline) {
+		ended = max(ended, len(left))
+		if time.Now().After(deadline) {
 			return ended, fmt.Errorf("process %d (%s) of a job still runs after SIGKILL; if a driver holds it, only a reboot frees it", left[0], s.name(left[0]))
 		}
 		if err := s.killBeside(); err != nil {

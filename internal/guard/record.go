@@ -33,7 +33,8 @@ func noiseConfig(p plan.JobPolicy, procs slotProcs) noise.Config {
 	for _, g := range p.GPUs {
 		names, c.Part = append(names, g.UUID), g.Part
 	}
-	if c.GPU = strings.Join(names, ","); len(p.GPUs) > 0 {
+	c.GPU = strings.Join(names, ",")
+	if len(p.GPUs) > 0 {
 		c.Samples = func(ctx context.Context, each func(nvml.Sample)) error { return sample(ctx, p, probe.Stream, each) }
 	}
 	return c

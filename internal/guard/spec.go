@@ -36,8 +36,10 @@ func fromSpec(p plan.JobPolicy, f facts, s *job.Spec, dir string) (*container.Cr
 	var forbidden error
 	c, h := &b.conf, &b.host
 	c.Labels = map[string]string{jobLabel: s.JobID}
-	if c.Image = s.Image; c.Image == "" {
-		if c.Image = p.NodeImage; c.Image == "" {
+	c.Image = s.Image
+	if c.Image == "" {
+		c.Image = p.NodeImage
+		if c.Image == "" {
 			return nil, errors.New("this node has no image of its own for steps without the docker plugin; name one with the plugin")
 		}
 	} else {
@@ -82,7 +84,8 @@ func (b *builder) specUser(s *job.Spec) error {
 	if b.policy.Profile == config.ProfileStrict {
 		return nil // it has its own user
 	}
-	if b.conf.User = s.User; s.SlotUser {
+	b.conf.User = s.User
+	if s.SlotUser {
 		b.conf.User = b.facts.user
 	}
 	b.host.GroupAdd = slices.Clone(s.Groups)

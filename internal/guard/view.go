@@ -116,7 +116,8 @@ func (v *viewer) at(p string) (step, error) {
 	if s, ok := v.Steps[p]; ok {
 		return s, nil
 	}
-	if v.looks++; v.looks > maxSteps {
+	v.looks++
+	if v.looks > maxSteps {
 		return step{}, forbid("the mounts are below too many directories of the image; choose shorter paths")
 	}
 	if err := v.open(); err != nil {
@@ -165,7 +166,8 @@ func (v *viewer) follow(p string) (forms []string, last step, err error) {
 		case last.Absent:
 			return append(forms, path.Join(append([]string{next}, rest...)...)), last, nil
 		case last.Link != "":
-			if links++; links > maxLinks {
+			links++
+			if links > maxLinks {
 				return nil, last, tooManyLinks(p)
 			}
 			if path.IsAbs(last.Link) {

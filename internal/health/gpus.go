@@ -275,7 +275,8 @@ func (j *judge) ras(id string, bus Bus) {
 		var errors uint64
 		var blocks []string
 		for name, n := range bus.RAS {
-			if errors += n; n > 0 {
+			errors += n
+			if n > 0 {
 				blocks = append(blocks, fmt.Sprintf("%s %d", name, n))
 			}
 		}

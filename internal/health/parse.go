@@ -96,7 +96,8 @@ func switchLine(line string, f *Fact) bool {
 		return false
 	}
 	address, rest, ok := strings.Cut(rest, "): ")
-	if f.PCI = normalPCI(address); !ok || f.PCI == "" {
+	f.PCI = normalPCI(address)
+	if !ok || f.PCI == "" {
 		return false
 	}
 	f.Kind = KindSwitch
@@ -172,11 +173,13 @@ func xidLine(line string, f *Fact) bool {
 		return false
 	}
 	address, _, _ := strings.Cut(strings.TrimPrefix(where, "PCI:"), " ")
-	if f.PCI = normalPCI(address); f.PCI == "" {
+	f.PCI = normalPCI(address)
+	if f.PCI == "" {
 		return false
 	}
 	f.Kind = KindXid
-	if f.Xid, rest = leadingNumber(rest); f.Xid <= 0 || f.Xid > 9999 {
+	f.Xid, rest = leadingNumber(rest)
+	if f.Xid <= 0 || f.Xid > 9999 {
 		return false
 	}
 	switch {
@@ -203,7 +206,8 @@ func xidLine(line string, f *Fact) bool {
 func amd(text string, f *Fact) bool {
 	if rest, ok := strings.CutPrefix(text, "amdgpu "); ok {
 		address, _, _ := strings.Cut(rest, ": ")
-		if f.PCI = normalPCI(address); f.PCI != "" {
+		f.PCI = normalPCI(address)
+		if f.PCI != "" {
 			text = strings.TrimPrefix(rest, address+": ")
 		}
 	}

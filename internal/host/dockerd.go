@@ -31,7 +31,8 @@ func (t Tree) Dockerd(pid int) Dockerd {
 		}
 	}
 	text, err := t.Read(DaemonJSON)
-	switch d.Text = strings.TrimSpace(text); {
+	d.Text = strings.TrimSpace(text)
+	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return d
 	case err != nil:

@@ -124,7 +124,8 @@ func (t Tree) NVIDIALibrary() string {
 		}
 	}
 	slices.Sort(versions)
-	if versions = slices.Compact(versions); len(versions) != 1 {
+	versions = slices.Compact(versions)
+	if len(versions) != 1 {
 		return ""
 	}
 	return versions[0]
@@ -204,7 +205,8 @@ func (t Tree) UnitValues(unit, prefix string) (values []string, there bool, err 
 		err = errors.Join(err, errRead)
 		for line := range strings.Lines(strings.ReplaceAll(text, "\\\n", " ")) {
 			key, value, is := strings.Cut(line, "=")
-			switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
+			key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+			switch {
 			case !is || !strings.HasPrefix(key+"=", prefix):
 			case value == "": // the earlier ones of this key do not count
 				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.key == key })

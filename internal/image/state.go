@@ -178,7 +178,8 @@ func (s *State) abandon() {
 func (s *State) take(before *Image, keep int) {
 	next := s.Candidate
 	same := func(i Image) bool { return i.ID == next.ID }
-	if before = cmp.Or(s.Current, before); before != nil {
+	before = cmp.Or(s.Current, before)
+	if before != nil {
 		s.Previous = append([]Image{*before}, s.Previous...)
 	}
 	s.Previous = slices.DeleteFunc(s.Previous, same)

@@ -141,7 +141,8 @@ func TestCutOff(t *testing.T) {
 					break
 				}
 				cutOffAt(t, tt.prepare, tt.run, at, false, tt.want)
-				if cuts++; cuts > 500 || w == nil {
+				cuts++
+				if cuts > 500 || w == nil {
 					t.Fatal("no end")
 				}
 			}
@@ -274,7 +275,8 @@ func TestUpdate(t *testing.T) {
 				w.registry[name] = digest(2)
 				kills := 1
 				w.onCanary = func(context.Context, Slot) error {
-					if kills--; kills >= 0 {
+					kills--
+					if kills >= 0 {
 						return ErrKilled
 					}
 					return nil
@@ -292,7 +294,8 @@ func TestUpdate(t *testing.T) {
 				w.registry[name], w.fails = digest(2), 2
 				n := 0
 				w.onCanary = func(context.Context, Slot) error {
-					if n++; n == 3 {
+					n++
+					if n == 3 {
 						return errJob
 					}
 					return nil

@@ -262,7 +262,8 @@ func (w *world) Canary(ctx context.Context, slot Slot, image string) (Canary, er
 		if w.find(image) == "" {
 			return docker.ErrNotFound
 		}
-		if w.fails--; w.bad[image] || w.fails >= 0 {
+		w.fails--
+		if w.bad[image] || w.fails >= 0 {
 			c.Passed, c.Reason = false, "it fails"
 		} else {
 			w.passed[image] = true

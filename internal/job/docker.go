@@ -154,7 +154,8 @@ func (r *reader) expand(name, text string, enabled bool) (expanded string, ok bo
 			r.refuse(name, "$%.60s has no value that a job may see; set it in the build, or write the value itself", v)
 		default:
 			value := r.open(name, v)
-			if room -= len(value); room < 0 {
+			room -= len(value)
+			if room < 0 {
 				r.refuse(name, "%.80q has more than %d bytes with its variables; write a shorter one", text, maxExpanded)
 				value = ""
 			}
@@ -255,10 +256,12 @@ func (r *reader) dockerCommand() {
 
 func (r *reader) dockerMounts() {
 	mounted, expands := r.flag("mount-checkout", true), r.flag("expand-volume-vars", false)
-	if r.Workdir = tidy(r.text("workdir")); r.Workdir == "" && mounted {
+	r.Workdir = tidy(r.text("workdir"))
+	if r.Workdir == "" && mounted {
 		r.Workdir = workdir
 	}
-	if r.skip = r.flag("skip-checkout", false); mounted {
+	r.skip = r.flag("skip-checkout", false)
+	if mounted {
 		r.Mounts = append(r.Mounts, Mount{Source: ".", Target: r.Workdir})
 	}
 	for _, name := range []string{"volumes", "mounts"} {
@@ -322,7 +325,8 @@ func (r *reader) dockerEnv() {
 		r.pass("BUILDKITE_BUILD_ID")
 	}
 	for _, e := range r.all("environment") {
-		if r.variable(e); e == "" {
+		r.variable(e)
+		if e == "" {
 			r.refuse("environment", "it has an empty element; remove it")
 		}
 	}

@@ -219,7 +219,8 @@ func fromDocker(t *testing.T, calls [][]string, env map[string]string) container
 			case "--env":
 				name, v, ok := strings.Cut(value, "=")
 				if !ok {
-					if v, ok = env[name]; !ok {
+					v, ok = env[name]
+					if !ok {
 						continue
 					}
 				}
@@ -233,7 +234,8 @@ func fromDocker(t *testing.T, calls [][]string, env map[string]string) container
 			case "--tmpfs":
 				c.Tmpfs = append(c.Tmpfs, value)
 			case "-u":
-				if c.User = value; value == "0:0" { // the recorder was root
+				c.User = value
+				if value == "0:0" { // the recorder was root
 					c.User = "own"
 				}
 			case "--group-add":

@@ -185,7 +185,8 @@ func (r *reader) readPlugins(list string) {
 	if !ok && plugins[0].Config != nil {
 		r.refuse("plugins", "the docker plugin has no options by name; write docker#v5.13.0: {image: …}")
 	}
-	if r.options = options; options == nil {
+	r.options = options
+	if options == nil {
 		r.options = map[string]any{}
 	}
 }
@@ -290,7 +291,8 @@ func (r *reader) rest() {
 
 func split(list, sep string) (parts []string) {
 	for p := range strings.SplitSeq(list, sep) {
-		if p = strings.TrimSpace(p); p != "" {
+		p = strings.TrimSpace(p)
+		if p != "" {
 			parts = append(parts, p)
 		}
 	}
@@ -358,7 +360,8 @@ type environ struct {
 
 func (e *environ) Get(name string) (string, bool) {
 	v, ok := e.values[name]
-	if e.room -= len(v); e.room < 0 {
+	e.room -= len(v)
+	if e.room < 0 {
 		return "", ok
 	}
 	return v, ok

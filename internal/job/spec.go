@@ -155,7 +155,8 @@ func (r *Refusal) Lines() []string {
 	lines, size := []string{r.line()}, 0
 	for i, more := range r.More {
 		line := more.line()
-		if size += len(line); size > maxRefused {
+		size += len(line)
+		if size > maxRefused {
 			return append(lines, fmt.Sprintf("and %d more", len(r.More)-i))
 		}
 		lines = append(lines, line)

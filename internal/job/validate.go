@@ -331,7 +331,8 @@ func (v *checker) absolute(field, p string) {
 func MountTarget(volume string) (string, error) {
 	var v checker
 	target := path.Clean(volume)
-	if v.mountTarget("volume", target); v.bad != nil {
+	v.mountTarget("volume", target)
+	if v.bad != nil {
 		return "", errors.New(v.bad.Text)
 	}
 	return target, nil

@@ -57,7 +57,8 @@ func sampleAMD(dir string) (s nvml.Sample, err error) {
 	monitors, _ := filepath.Glob(filepath.Join(dir, "hwmon/hwmon[0-9]*")) // the pattern is well formed
 	for _, m := range monitors {
 		for _, sensor := range []string{"temp2", "temp1"} {
-			if s.Temperature = number(filepath.Join(m, sensor+"_input"), 1000); s.Temperature == nil {
+			s.Temperature = number(filepath.Join(m, sensor+"_input"), 1000)
+			if s.Temperature == nil {
 				continue
 			}
 			if limit := number(filepath.Join(m, sensor+"_crit"), 1000); limit != nil && *limit > 0 {

@@ -289,7 +289,8 @@ func TestAMD(t *testing.T) {
 	if err := AMD(n.dir, time.Millisecond)(ctx, func(s nvml.Sample) {
 		want := nvml.Sample{Clock: new(uint32(1305)), Busy: new(uint32(97)), Temperature: new(uint32(71)), Margin: new(int32(29)), Power: new(uint32(652000))}
 		must.Equal(t, want, s)
-		if count++; count == 3 {
+		count++
+		if count == 3 {
 			cancel()
 		}
 	}); err != nil {

@@ -77,7 +77,8 @@ func ParseObject(doc string) (*Object, error) {
 	p := parser{in: doc}
 	v, err := p.value(0)
 	if err == nil {
-		if p.space(); p.pos < len(p.in) {
+		p.space()
+		if p.pos < len(p.in) {
 			err = errors.New("something follows the JSON value")
 		}
 	}
@@ -115,7 +116,8 @@ func (p *parser) next(token string) bool {
 }
 
 func (p *parser) value(depth int) (Value, error) {
-	if p.values++; p.values > maxValues {
+	p.values++
+	if p.values > maxValues {
 		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	if depth > maxDepth {
@@ -210,7 +212,8 @@ func (p *parser) str() (string, error) {
 
 // escaped reads what follows a backslash, and stays at its last byte.
 func (p *parser) escaped() (r rune, ok bool) {
-	if r, ok = hex(p.in[p.pos:]); ok {
+	r, ok = hex(p.in[p.pos:])
+	if ok {
 		p.pos += 4
 		if next, ok := strings.CutPrefix(p.in[p.pos+1:], `\`); ok {
 			low, _ := hex(next)

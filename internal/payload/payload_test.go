@@ -93,7 +93,8 @@ func TestReadJSON(t *testing.T) {
 		"\ufeff{}": "", "\xff\xfe{\x00": "not UTF-8",
 	} {
 		got, err := ReadJSON(strings.NewReader(in))
-		if must.Err(t, err, want); err == nil && got != strings.TrimPrefix(in, "\ufeff") {
+		must.Err(t, err, want)
+		if err == nil && got != strings.TrimPrefix(in, "\ufeff") {
 			t.Errorf("%.20q: got %.20q", in, got)
 		}
 	}
@@ -118,7 +119,8 @@ func TestFromEnv(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			text, err := FromEnv(c.env)
-			if must.Err(t, err, c.refused); text != c.text {
+			must.Err(t, err, c.refused)
+			if text != c.text {
 				t.Errorf("got %.20q", text)
 			}
 		})

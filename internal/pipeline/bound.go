@@ -95,7 +95,8 @@ func measure(n *yaml.Node, known map[*yaml.Node]*extent, level int) (extent, err
 			return e, err
 		}
 	}
-	if e.depth++; n.Alias != nil || n.Kind == yaml.DocumentNode {
+	e.depth++
+	if n.Alias != nil || n.Kind == yaml.DocumentNode {
 		e.depth--
 	}
 	known[n] = &e

@@ -253,7 +253,8 @@ func number(groups [][]Member, pool []Member, bindings []Binding) []assignment {
 	for i, g := range groups {
 		k := indices[i]
 		if k < 0 {
-			if k = g[0].slot; k < 0 || used[k] {
+			k = g[0].slot
+			if k < 0 || used[k] {
 				k = slices.IndexFunc(pool, func(u Member) bool { return compareMembers(u, g[0]) == 0 })
 			}
 			if used[k] {

@@ -141,7 +141,8 @@ func (b *builder) planSlot(s Slot, block split.Block) Slot {
 	s.Tags = agentTags(s, b.Node, b.Version, b.cfg.Agent.Tags)
 	s.Drains = drainsOf(b.Drains, s.Index)
 	if s.Parked == "" {
-		if s.Parked = Driverless(b.inv, s); s.Parked != "" {
+		s.Parked = Driverless(b.inv, s)
+		if s.Parked != "" {
 			b.warn("%s", s.ParkedWarning())
 		}
 	}

@@ -110,7 +110,8 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 	}
 	for i, d := range devices {
 		if d.number < 0 {
-			if d.number = i; used[i] {
+			d.number = i
+			if used[i] {
 				d.number = nextFree(used)
 			}
 			used[d.number] = true
@@ -142,7 +143,8 @@ func findMembers(gpus []inventory.GPU, bindings []Binding, reshape bool) (pool [
 		if g := d.entries[0]; m.UUID != "" && g.UUID != "" && !strings.EqualFold(m.UUID, g.UUID) {
 			replaced = append(replaced, Loss{m.slot, m, fmt.Sprintf("GPU %s at %s was replaced by %s", m.UUID, m.PCI, g.UUID)})
 		}
-		if m = d.find(m); m.lost != "" {
+		m = d.find(m)
+		if m.lost != "" {
 			d.lost = append(d.lost, m)
 		} else {
 			d.has = append(d.has, m)
@@ -193,7 +195,8 @@ func keptMembers(bindings []Binding) []Member {
 		m := &members[i]
 		k, ok := numbers[m.card()]
 		if !ok {
-			if k = m.GPU; given[k] || k < 0 {
+			k = m.GPU
+			if given[k] || k < 0 {
 				k = nextFree(used)
 			}
 			used[k], given[k], numbers[m.card()] = true, true, k

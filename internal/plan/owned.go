@@ -123,7 +123,8 @@ func IsMarked(text string) bool {
 func Owns(file string) (slot int, ok bool) {
 	for _, list := range [][]string{Owned, OwnedInputs, OwnedCopies} {
 		for _, pattern := range list {
-			if slot, ok = MatchOwned(pattern, file); ok {
+			slot, ok = MatchOwned(pattern, file)
+			if ok {
 				return slot, true
 			}
 		}

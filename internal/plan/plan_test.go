@@ -117,7 +117,8 @@ func goldenText(p *Plan, shown []File) *txtar.Archive {
 		name := fmt.Sprintf("%s %04o %s", f.Path, f.Mode, f.Source)
 		if i := slices.IndexFunc(shown, func(o File) bool { return o.Path == f.Path }); i >= 0 && f.Path != BindingsPath {
 			o := shown[i]
-			if f.Content = changedLines(o.Content, f.Content); f.Content == "" && f.Mode == o.Mode && f.Source == o.Source {
+			f.Content = changedLines(o.Content, f.Content)
+			if f.Content == "" && f.Mode == o.Mode && f.Source == o.Source {
 				fmt.Fprintf(&b, "also %s\n", f.Path)
 				continue
 			}
@@ -137,7 +138,8 @@ func changedLines(before, after string) string {
 			count[line]++
 		}
 		for line := range strings.Lines(side.text) {
-			if count[line]--; count[line] < 0 {
+			count[line]--
+			if count[line] < 0 {
 				b.WriteString(side.sign + line)
 			}
 		}
@@ -336,7 +338,8 @@ func TestAgentConfigKnowsTheAgent(t *testing.T) {
 					t.Errorf("key %s is not known to the agent", key)
 				}
 				// How the agent reads a value: it has no other escapes.
-				if got[key] = strings.Trim(value, `"'`); got[key] != value[1:len(value)-1] {
+				got[key] = strings.Trim(value, `"'`)
+				if got[key] != value[1:len(value)-1] {
 					t.Errorf("of the value of %s the agent takes away a quote: %s", key, value)
 				}
 			}

@@ -75,11 +75,13 @@ func giveNodes(pool []Member) {
 	for i := range pool {
 		u := &pool[i]
 		var complete bool
-		if u.nodes, complete = gpuNodes(*u); u.gpu == nil || !u.gpu.Healthy || u.lost != "" {
+		u.nodes, complete = gpuNodes(*u)
+		if u.gpu == nil || !u.gpu.Healthy || u.lost != "" {
 			continue
 		}
 		sameInstance := u.mig == nil || u.mig.UUID == u.Instance
-		if u.nodesKept = u.recalled || !complete && u.Devices != "" && sameInstance; u.nodesKept {
+		u.nodesKept = u.recalled || !complete && u.Devices != "" && sameInstance
+		if u.nodesKept {
 			continue
 		}
 		u.Devices, u.Instance = strings.Join(u.nodes, ","), ""

@@ -90,7 +90,8 @@ func TestCardsChange(t *testing.T) {
 				row.cfg = row.now
 			}
 			after := *inv
-			if after.GPUs = slices.Clone(inv.GPUs); row.change != nil {
+			after.GPUs = slices.Clone(inv.GPUs)
+			if row.change != nil {
 				after.GPUs = row.change(after.GPUs)
 			}
 			in := input(&after, row.cfg)

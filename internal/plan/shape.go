@@ -149,7 +149,8 @@ func takeCores(left [][]cpuset.Set, n int) (cpus cpuset.Set, rest [][]cpuset.Set
 			cpus = cpus.Union(core)
 		}
 		n -= take
-		if rest[at] = rest[at][take:]; len(rest[at]) == 0 {
+		rest[at] = rest[at][take:]
+		if len(rest[at]) == 0 {
 			rest = slices.Delete(rest, at, at+1)
 		}
 	}

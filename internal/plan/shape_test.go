@@ -392,7 +392,8 @@ func TestReshape(t *testing.T) {
 				if diff := cmp.Diff(s.want, shapes(p)); diff != "" || p.GPUs > 5 {
 					t.Fatalf("step %d: %d GPUs; %s", i, p.GPUs, diff)
 				}
-				if bindings = bindingsOf(t, p); name == "a choice that is gone" {
+				bindings = bindingsOf(t, p)
+				if name == "a choice that is gone" {
 					bindings.Chosen = nil
 				}
 			}

@@ -264,7 +264,8 @@ func TestUninstallWaitsForJobs(t *testing.T) {
 	var jobs []string
 	sleeps := 0
 	m.h.Sleep = func(context.Context, time.Duration) error {
-		if sleeps++; sleeps == 2 {
+		sleeps++
+		if sleeps == 2 {
 			m.finish(1)
 		}
 		if !m.exists(plan.UnitDir+"/"+plan.SliceName(1)) && sleeps <= 2 {

@@ -85,7 +85,8 @@ func (d *differ) file(f plan.File) {
 		same = got.kind == regular && got.copied
 	}
 	if f.ModeOnly {
-		if same = ok && got.kind == regular; !same {
+		same = ok && got.kind == regular
+		if !same {
 			return // if someone has moved it, the next read of it says so
 		}
 	}

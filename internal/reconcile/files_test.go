@@ -123,7 +123,8 @@ func TestLock(t *testing.T) {
 	m := newMachine(t)
 	tries := 0
 	m.h.OnStep(func(words string) error {
-		if tries++; words == "flock "+plan.LockPath && tries == 1 {
+		tries++
+		if words == "flock "+plan.LockPath && tries == 1 {
 			return os.Remove(filepath.Join(m.h.Root, plan.LockPath))
 		}
 		return nil

@@ -58,7 +58,8 @@ func (a *applier) partition(unit string) error {
 		return err
 	} else if err := os.WriteFile(name, []byte("root"), 0o600); err != nil {
 		var pathErr *fs.PathError
-		if why = err.Error(); errors.As(err, &pathErr) {
+		why = err.Error()
+		if errors.As(err, &pathErr) {
 			why = slot.FilePartition + ": " + pathErr.Err.Error()
 		}
 	} else if now, err := readSmall(name); err != nil {

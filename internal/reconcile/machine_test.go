@@ -201,7 +201,8 @@ func (m *machine) killAt(n int, f func()) (ended bool) {
 	type killed struct{}
 	step := 0
 	m.h.OnStep(func(string) error {
-		if step++; step > n {
+		step++
+		if step > n {
 			panic(killed{})
 		}
 		return nil

@@ -208,7 +208,8 @@ func TestSilentEngine(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(state.Warnings, func(w string) bool { return strings.Contains(w, "networks: context deadline") }) {
 		t.Fatalf("warnings %q, %v", state.Warnings, err)
 	}
-	if m.apply(p); f.ruled == nil || len(f.networks) != 2 {
+	m.apply(p)
+	if f.ruled == nil || len(f.networks) != 2 {
 		t.Errorf("rules %q, networks %q", f.ruled, f.networks)
 	}
 	if _, err := m.h.Observe(t.Context(), &plan.Plan{}); err == nil {

@@ -164,7 +164,8 @@ func (o *observer) files(context.Context) error {
 		errs = append(errs, fmt.Errorf("read %s: %w", refusedPath, err))
 	}
 	cpus, why, _ := strings.Cut(strings.TrimSpace(string(refused)), "\n")
-	if o.s.refused = cpus; why != "" {
+	o.s.refused = cpus
+	if why != "" {
 		o.s.Warnings = append(o.s.Warnings, "no cpuset partition: "+why)
 	}
 	return errors.Join(errs...)

@@ -69,7 +69,8 @@ func (o *observer) units(ctx context.Context) error {
 	for _, u := range units {
 		if pid := cmp.Or(u.MainPID, u.ControlPID); pid > 0 {
 			env, err := slot.Environ(o.h.Root, pid)
-			switch u.Generation = env["KBNODE_GENERATION"]; {
+			u.Generation = env["KBNODE_GENERATION"]
+			switch {
 			case errors.Is(err, fs.ErrPermission), err == nil && env == nil, u.MainPID == 0 && host.Ended(err):
 				u.Generation = unknown
 			case err != nil && !host.Ended(err):

@@ -126,7 +126,8 @@ func interrupt(t *testing.T, m *machine, p *plan.Plan, way string, n int) {
 	}
 	step := 0
 	m.h.OnStep(func(string) error {
-		if step++; step <= n || way == "one step" && step > n+1 {
+		step++
+		if step <= n || way == "one step" && step > n+1 {
 			return nil
 		}
 		return syscall.ENOSPC

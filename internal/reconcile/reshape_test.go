@@ -164,7 +164,8 @@ func (s *server) apart() string {
 			if other, taken := owner[name]; taken && (whole || other >= 0) {
 				return fmt.Sprintf("%s has %s of another slot", plan.SlotName(k), name)
 			}
-			if owner[name] = k; !whole {
+			owner[name] = k
+			if !whole {
 				owner[name] = -1
 			}
 		}

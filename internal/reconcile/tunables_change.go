@@ -79,7 +79,8 @@ func (d *differ) tunedText(kind Kind, list ...tuned) string {
 	var all []line
 	count := map[line]int{}
 	add := func(l line) {
-		if count[l]++; count[l] == 1 {
+		count[l]++
+		if count[l] == 1 {
 			all = append(all, l)
 		}
 	}
@@ -171,12 +172,14 @@ func (a *applier) tune(ctx context.Context, c Change) error {
 				again = again || errors.Is(err, context.DeadlineExceeded) // a driver that is slow, or asked by another program
 				a.h.log().Warn("setting not applied", "path", name, "value", t.Value, "err", err)
 				s.Why = "is not set: " + reason(err)
-				if refused++; refused > 1 {
+				refused++
+				if refused > 1 {
 					s.Why += fmt.Sprintf(" (%d of them)", refused)
 				}
 			}
 		}
-		if s.Done = !again; s.Why != "" {
+		s.Done = !again
+		if s.Why != "" {
 			a.result.Warnings = append(a.result.Warnings, t.Name+" "+s.Why)
 		}
 	}
@@ -227,7 +230,8 @@ func (a *applier) untune(ctx context.Context, c Change) error {
 				a.result.Warnings = append(a.result.Warnings, name+" is not restored to "+was+": "+reason(err))
 			}
 		}
-		if s.Done = false; !again {
+		s.Done = false
+		if !again {
 			delete(saved.Settings, t.Name)
 		}
 	}

@@ -297,7 +297,8 @@ func machine(sys *System) string {
 		return ""
 	}
 	gpu, _, _ := strings.Cut(sys.GPU, "\n")
-	if gpu = text.Line(gpu, 60); gpu == "" {
+	gpu = text.Line(gpu, 60)
+	if gpu == "" {
 		gpu = "no GPU"
 	} else if sys.DeviceCount > 1 {
 		gpu = fmt.Sprintf("%d × %s", sys.DeviceCount, gpu)

@@ -85,7 +85,8 @@ func TestScore(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			got, err := RunsOf([]byte(resultOf(evaluated("leaderboard", "null", c.passed, c.reported))), c.rankingBy, "B200_BK")
-			if must.Err(t, err, c.err); err != nil {
+			must.Err(t, err, c.err)
+			if err != nil {
 				return
 			}
 			must.Equal(t, c.want, got[0][5], cmpopts.EquateApprox(1e-12, 0))
@@ -104,7 +105,8 @@ func TestRunsOfRefuses(t *testing.T) {
 		{"no start", strings.Replace(resultOf(fine), `"start"`, `"end"`, 1), "start or end is missing"},
 	} {
 		_, err := RunsOf([]byte(c.doc), "last", "B200_BK")
-		if must.Err(t, err, c.err); err == nil || strings.ContainsAny(err.Error(), "\x1b\x00\n") {
+		must.Err(t, err, c.err)
+		if err == nil || strings.ContainsAny(err.Error(), "\x1b\x00\n") {
 			t.Errorf("%s: %q", c.name, err)
 		}
 	}

@@ -177,7 +177,8 @@ func (e *engine) loaded() []*area {
 		}
 		// Through links, and also if it is not there: a program may create it.
 		real, err := filepath.EvalSymlinks(dir)
-		if e.leads[dir] = real; err == nil {
+		e.leads[dir] = real
+		if err == nil {
 			dir = real
 		}
 		if slices.ContainsFunc(areas, func(a *area) bool { return a.dir == dir && shallow || !a.shallow && within(a.dir, dir) }) {
@@ -230,7 +231,8 @@ func systemLibraries() []string {
 	for _, name := range append(settings, "/etc/ld.so.conf") {
 		text, _ := os.ReadFile(name) // without it, the loader reads none either
 		for line := range strings.Lines(string(text)) {
-			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") {
+			line = strings.TrimSpace(line)
+			if strings.HasPrefix(line, "/") {
 				dirs = append(dirs, line)
 			}
 		}

@@ -90,7 +90,8 @@ o("found: %s\ncheck: pass\n" % found)`
 			t.Parallel()
 			j := containerJob(t, submission, judge, "KBNODE_TEST_LANDLOCK="+landlock)
 			code, result := j.run(t)
-			if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "[]" && landlock == "0" {
+			passes(t, j, code, result)
+			if at(result, "runs", "test", "run", "result", "found") != "[]" && landlock == "0" {
 				t.Errorf("found %v", at(result, "runs", "test", "run", "result", "found"))
 			}
 			if t.Failed() {
@@ -173,7 +174,8 @@ os._exit(code)
 		j.cmd.Args[i] = strings.Replace(arg, "exec /runner", "exec python3 late.py", 1)
 	}
 	code, doc := j.run(t)
-	if passes(t, j, code, doc); at(doc, "runs", "test", "run", "result", "found") != "False" {
+	passes(t, j, code, doc)
+	if at(doc, "runs", "test", "run", "result", "found") != "False" {
 		t.Errorf("result %v\n%s", doc, j.stderr.String())
 	}
 }
@@ -204,7 +206,8 @@ func TestOtherSharedMemory(t *testing.T) {
 			j.cmd.Args[i] = strings.Replace(arg, "mount -t tmpfs none dev/shm", "mount --bind all dev/shm", 1)
 		}
 		code, result := j.run(t)
-		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "['deep']" {
+		passes(t, j, code, result)
+		if at(result, "runs", "test", "run", "result", "found") != "['deep']" {
 			t.Errorf("landlock %q: result %v\n%s", landlock, result, j.stderr.String())
 		}
 	}
@@ -224,7 +227,8 @@ func TestLinkedTemporaryDirectories(t *testing.T) {
 				j.cmd.Args[i] = strings.Replace(arg, "exec chroot", layout+"; exec chroot", 1)
 			}
 			code, result := j.run(t)
-			if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "[]" {
+			passes(t, j, code, result)
+			if at(result, "runs", "test", "run", "result", "found") != "[]" {
 				t.Errorf("%s, landlock %q: result %v\n%s", layout, landlock, result, j.stderr.String())
 			}
 		}
@@ -261,7 +265,8 @@ open("/tmp/lib/new", "w").close(); os.chmod("/tmp/lib", 0o700)`, ""},
 					}
 					return
 				}
-				if passes(t, j, code, doc); at(doc, "runs", "test", "run", "result", "found") != "['module.py']" {
+				passes(t, j, code, doc)
+				if at(doc, "runs", "test", "run", "result", "found") != "['module.py']" {
 					t.Errorf("%v\n%s", doc, j.stderr.String())
 				}
 			})

@@ -214,7 +214,8 @@ os.chmod("a/touched", os.stat("a/touched").st_mode & 0o7777); open("a/written/x"
 `, `
 later = [d for d in os.listdir("a") if os.stat("a/" + d).st_ctime_ns > os.stat("reference").st_ctime_ns]
 o("later: %d\ncheck: pass\n" % len(later))`, func(t *testing.T, j *job, code int, result map[string]any) {
-		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "later") != "4" {
+		passes(t, j, code, result)
+		if at(result, "runs", "test", "run", "result", "later") != "4" {
 			t.Errorf("%v of 4 directories changed later", at(result, "runs", "test", "run", "result", "later"))
 		}
 	}, func(t *testing.T, j *job) {
@@ -385,7 +386,8 @@ for path, f in (("package/__pycache__/gone.pyc", os.remove), ("package/__pycache
     try: f(path)
     except OSError: pass
 `, `o("found: %s\ncheck: pass\n" % sorted(os.path.join(at, f) for at, _, files in os.walk("package") for f in files))`, func(t *testing.T, j *job, code int, result map[string]any) {
-		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "found") != "['package/module.py']" {
+		passes(t, j, code, result)
+		if at(result, "runs", "test", "run", "result", "found") != "['package/module.py']" {
 			t.Errorf("found %v", at(result, "runs", "test", "run", "result", "found"))
 		}
 	}, func(t *testing.T, j *job) {

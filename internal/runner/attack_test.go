@@ -125,7 +125,8 @@ groups = {int(subprocess.run([sys.executable, "-c", leave], capture_output=True,
 o("groups: %s\n" % (groups == {os.getpgid(0)}))
 o("check: pass\n")
 `, func(t *testing.T, j *job, code int, result map[string]any) {
-		if passes(t, j, code, result); at(result, "runs", "test", "run", "result", "groups") != "True" {
+		passes(t, j, code, result)
+		if at(result, "runs", "test", "run", "result", "groups") != "True" {
 			t.Errorf("groups: %v", result)
 		}
 		time.Sleep(100 * time.Millisecond) // what is left would write again

@@ -133,7 +133,8 @@ func (f *fields) member(key string) (payload.Value, bool) {
 func (f *fields) instead(key string) string {
 	n := 0
 	for other := range f.All() {
-		if n++; n > maxFaults { // a payload may have a million
+		n++
+		if n > maxFaults { // a payload may have a million
 			break
 		}
 		if key == "sources" && other == "files" || text.Edits(key, other) <= 2 {

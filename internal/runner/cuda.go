@@ -149,7 +149,8 @@ func (e *engine) compileCUDA(ctx context.Context) (c *result.Compilation, ok boo
 		return nil, false, err
 	}
 	c.NvccFound, c.NvccVersion = true, newlines(decode(o.stdout.head))
-	if c.Success = c.ExitCode == 0; !c.Success {
+	c.Success = c.ExitCode == 0
+	if !c.Success {
 		return c, false, nil
 	}
 	if info, err := e.src.root.Lstat(evalProgram); err != nil || !info.Mode().IsRegular() {

@@ -329,7 +329,8 @@ func TestRefused(t *testing.T) {
 	good := func(change map[string]any) map[string]any {
 		c := map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]any{"eval.py": "", "submission.py": ""}}
 		for k, v := range change {
-			if c[k] = v; v == "-" {
+			c[k] = v
+			if v == "-" {
 				delete(c, k)
 			}
 		}

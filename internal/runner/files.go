@@ -37,7 +37,8 @@ func (s *sources) add(key string, files result.Pairs[string]) error {
 			path, err = s.real(name)
 		}
 		if err != nil {
-			if errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err)); len(errs) == maxFaults {
+			errs = append(errs, fmt.Errorf("%s: %q %w", key, f.Key, err))
+			if len(errs) == maxFaults {
 				break
 			}
 			continue

@@ -126,7 +126,8 @@ func filterReport(text string) string {
 	for line := range splitLines(text) {
 		line = chomp(line)
 		if startsKernel(line) {
-			if kernels++; kernels > 1 {
+			kernels++
+			if kernels > 1 {
 				out.WriteByte('\n')
 			}
 			if kernels == 3 {
@@ -139,7 +140,8 @@ func filterReport(text string) string {
 		}
 		if strings.Contains(line, mark+" ") {
 			_, name, _ := strings.Cut(line, mark)
-			if collect = slices.Contains(reportTables, strip(name)); collect {
+			collect = slices.Contains(reportTables, strip(name))
+			if collect {
 				out.WriteByte('\n')
 			}
 		}
@@ -150,7 +152,8 @@ func filterReport(text string) string {
 			continue
 		}
 		out.WriteString(line + "\n")
-		if lines++; lines == maxLines {
+		lines++
+		if lines == maxLines {
 			out.WriteString("\n[...]\nReport has been truncated. " + more)
 			break
 		}

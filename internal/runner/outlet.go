@@ -69,7 +69,8 @@ func (o *outlet) write() {
 	for next := (line{}); ; {
 		o.mu.Lock()
 		o.size -= len(next.text)
-		if o.running = len(o.waiting) > 0; o.running {
+		o.running = len(o.waiting) > 0
+		if o.running {
 			next, o.waiting = o.waiting[0], o.waiting[1:]
 		}
 		running := o.running

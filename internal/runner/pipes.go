@@ -117,7 +117,8 @@ type onlyReader struct{ io.Reader }
 func (p *pipes) drain(end func() error) error {
 	open := p.await(len(p.ends), drainLimit)
 	err := end()
-	if open = p.await(open, drainLimit); open > 0 {
+	open = p.await(open, drainLimit)
+	if open > 0 {
 		for _, end := range p.ends {
 			err = errors.Join(err, end.SetDeadline(time.Now())) // a worker's socket is written to, too
 		}

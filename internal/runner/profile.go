@@ -210,7 +210,8 @@ func (e *engine) archive(dir string, limit int, room int64, wanted func(name str
 		if !wanted(name) {
 			return nil
 		}
-		if room -= size; room < 0 {
+		room -= size
+		if room < 0 {
 			return errFull
 		}
 		w, err := z.Create(name)
@@ -234,7 +235,8 @@ func (e *engine) walk(dir string, f func(name string, size int64) error) error {
 		if err != nil || name == dir || !d.Type().IsRegular() && !d.IsDir() {
 			return err
 		}
-		if n++; n > profileFiles {
+		n++
+		if n > profileFiles {
 			return fmt.Errorf("%s holds more than %d files and directories", dir, profileFiles)
 		}
 		if d.IsDir() && strings.Count(name[len(dir):], "/") > profileDepth {

@@ -188,7 +188,8 @@ func (e *engine) putBackArea(a *area, removed *int) error {
 				return nil
 			}
 		default:
-			if *removed++; !isCache(name) && *removed <= maxFaults {
+			*removed++
+			if !isCache(name) && *removed <= maxFaults {
 				e.note("%s was created by a program; removing it", strings.TrimPrefix(name, e.dir+"/"))
 			}
 		}

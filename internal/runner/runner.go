@@ -122,7 +122,8 @@ func (s *session) main(ctx context.Context) int {
 
 // conclude says in a result how the job ended.
 func conclude(r *result.Result, err error) {
-	if r.Success = err == nil; err != nil {
+	r.Success = err == nil
+	if err != nil {
 		r.Error = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	}
 }

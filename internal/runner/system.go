@@ -142,7 +142,8 @@ import importlib.util, os
 s = importlib.util.find_spec("torch")
 print(s and s.origin and os.path.dirname(s.origin) or "")`
 	out, ok := e.tool(ctx, "python3", "-c", find)
-	if out = strings.TrimSpace(out); !ok || out == "" {
+	out = strings.TrimSpace(out)
+	if !ok || out == "" {
 		return torchVersion{}, false
 	}
 	return torchIn(filepath.Dir(out))

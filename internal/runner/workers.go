@@ -165,7 +165,8 @@ func (w *workers) start(o order, files []*os.File) (err error) {
 	if err != nil {
 		return err
 	}
-	if w.started++; w.started > maxWorkers {
+	w.started++
+	if w.started > maxWorkers {
 		return fmt.Errorf("a program may start %d workers", maxWorkers)
 	}
 	home, err := w.newSpace(w.spaceName)
@@ -222,7 +223,8 @@ func (w *workers) own(now *worker, f *os.File) uintptr {
 	if err != nil || w.outputs[identityOf(info)] == nil {
 		return f.Fd()
 	}
-	if now.outputs.add(w.outputs[identityOf(info)]); now.outputs.err != nil {
+	now.outputs.add(w.outputs[identityOf(info)])
+	if now.outputs.err != nil {
 		return f.Fd() // it is not started
 	}
 	ends := now.outputs.childEnds()

@@ -143,7 +143,8 @@ func TestNeighbor(t *testing.T) {
 	serve(t, other, map[string]answer{"listener": ends(slot.Outcome{NodeFault: "no"})})
 	s.t.idle = []*trial{s, other}
 	got, stop := s.neighbor(t.Context())
-	if stop(); got != "" {
+	stop()
+	if got != "" {
 		t.Errorf("one that does not start: %q", got)
 	}
 }

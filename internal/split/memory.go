@@ -166,7 +166,8 @@ func (s *splitter) shareMemory() error {
 			config.Size(s.in.MemoryPerSlot), text.Count(len(shares), "slot"), s.in.GPUs[poor].Name, readable(least),
 			s.nodesOf(weights[poor]), readable(least))
 	case want > 0 || s.in.MemoryPerSlot > 0:
-		if perSlot = want; want*mib < MinMemory {
+		perSlot = want
+		if want*mib < MinMemory {
 			return fmt.Errorf("memory_per_slot: %s is too little for a job; write at least %s (--memory-per-slot)",
 				config.Size(s.in.MemoryPerSlot), config.Size(MinMemory))
 		}

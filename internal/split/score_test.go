@@ -46,7 +46,8 @@ func rate(in Input, r Result) (s score) {
 			c := byID[id]
 			local = local && home[c.Package]
 			onNode = onNode && c.NUMANode == gpu
-			if caches[[2]int{c.Package, c.L3}] = true; known(gpu) {
+			caches[[2]int{c.Package, c.L3}] = true
+			if known(gpu) {
 				s.Distance += distance(gpu, c.NUMANode)
 			}
 		}

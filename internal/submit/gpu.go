@@ -119,7 +119,8 @@ func runsOn(code, gpu string) bool {
 // (NVIDIA H100 80GB HBM3).
 func modelOf(name string) (key string, ok bool) {
 	key = plan.GPUKey(name)
-	if _, ok = archs[key]; ok && (strings.Contains(name, " ") || len(name) <= len(key)+1) {
+	_, ok = archs[key]
+	if ok && (strings.Contains(name, " ") || len(name) <= len(key)+1) {
 		return key, true
 	}
 	for known := range archs {

@@ -53,7 +53,8 @@ func (f *fakeBus) serve(c net.Conn) {
 		if err != nil {
 			return
 		}
-		switch line = strings.TrimLeft(strings.TrimSpace(line), "\x00"); {
+		line = strings.TrimLeft(strings.TrimSpace(line), "\x00")
+		switch {
 		case line == "AUTH":
 			_, err = io.WriteString(c, "REJECTED EXTERNAL\r\n")
 		case strings.HasPrefix(line, "AUTH "):

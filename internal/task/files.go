@@ -151,7 +151,8 @@ func (d *definition) text(line int, source string) string {
 		return "" // already recorded
 	}
 	b, err := d.t.readSource(source)
-	if d.size += len(b); err == nil && d.size > maxText {
+	d.size += len(b)
+	if err == nil && d.size > maxText {
 		err = fmt.Errorf("brings the files to over %d bytes; make them smaller", maxText)
 	}
 	if err == nil && !utf8.Valid(b) {

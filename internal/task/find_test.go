@@ -109,7 +109,8 @@ func TestReadSubmission(t *testing.T) {
 			want = filepath.Join(dir, name) + " " + want
 		}
 		got, err := p.ReadSubmission(name)
-		if must.Err(t, err, want); err == nil && got != "1\n" {
+		must.Err(t, err, want)
+		if err == nil && got != "1\n" {
 			t.Errorf("%s: got %q", name, got)
 		}
 	}
@@ -173,7 +174,8 @@ func TestScope(t *testing.T) {
 			}
 			want := strings.NewReplacer("SOURCE", c.source, "DIR", dir).Replace(c.want)
 			p, err := Find(sum)
-			if must.Err(t, err, want); err == nil {
+			must.Err(t, err, want)
+			if err == nil {
 				must.Equal(t, shared, p.files[1].text)
 			}
 

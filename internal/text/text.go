@@ -54,7 +54,8 @@ func Cut(s string, characters, lines int) (head string, cut bool) {
 		if characters <= 0 || lines <= 0 {
 			return s[:i], true
 		}
-		if characters--; r == '\n' {
+		characters--
+		if r == '\n' {
 			lines--
 		}
 	}
@@ -112,7 +113,8 @@ func escapeLen(s string) int {
 		if n == len(s) || s[n] < 0x20 || s[n] > 0x7e {
 			return n
 		}
-		if intro = rune(s[n]) + 0x40; s[n] < 0x30 { // ESC [ is another way to write U+009B
+		intro = rune(s[n]) + 0x40
+		if s[n] < 0x30 { // ESC [ is another way to write U+009B
 			intro, final = 0x9b, 0x30
 		}
 		n++

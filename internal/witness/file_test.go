@@ -50,7 +50,8 @@ func TestTake(t *testing.T) {
 			dir := t.TempDir()
 			must.Do(t, errors.Join(tt.put(filepath.Join(dir, File)), os.WriteFile(filepath.Join(dir, "other"), []byte(encoded(one)), 0o600)))
 			got, err := Take(dir, tt.status)
-			if must.Err(t, err, tt.err); len(got) != len(tt.want) || len(got) > 0 && got[0] != tt.want[0] {
+			must.Err(t, err, tt.err)
+			if len(got) != len(tt.want) || len(got) > 0 && got[0] != tt.want[0] {
 				t.Errorf("%v", got)
 			}
 			if _, err := os.Lstat(filepath.Join(dir, File)); !errors.Is(err, fs.ErrNotExist) {

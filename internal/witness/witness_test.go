@@ -194,7 +194,8 @@ func TestStart(t *testing.T) {
 		for n, v := range idle[1:] {
 			r.line(0, 0, "benchmark.0."+numbers[n+1], v)
 		}
-		if found = Judge(python, []Evaluation{one.Evaluation, r.Evaluation}); len(found) != want {
+		found = Judge(python, []Evaluation{one.Evaluation, r.Evaluation})
+		if len(found) != want {
 			t.Errorf("after %s: %v", cpu, found)
 		}
 	}

@@ -40,7 +40,8 @@ func TestPins(t *testing.T) {
 	t.Parallel()
 	var lines []string
 	for line := range strings.Lines(pinned) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+		line = strings.TrimSpace(line)
+		if line != "" && !strings.HasPrefix(line, "#") {
 			lines = append(lines, strings.Join(strings.Fields(line), " "))
 		}
 	}

@@ -154,7 +154,8 @@ func (s *Server) ping(c *call) reply {
 // offer returns the job that an agent may accept, or nil.
 func (s *Server) offer(a *agent) *job {
 	if a.job == nil {
-		if a.job = s.next(a); a.job != nil {
+		a.job = s.next(a)
+		if a.job != nil {
 			a.job.State, a.job.agent = "assigned", a
 		}
 	}

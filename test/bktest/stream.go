@@ -151,7 +151,8 @@ func streamRequest(r *http.Request) (string, error) {
 			id, n := protowire.ConsumeString(body)
 			return id, protowire.ParseError(min(n, 0))
 		}
-		if n = protowire.ConsumeFieldValue(number, kind, body); n < 0 {
+		n = protowire.ConsumeFieldValue(number, kind, body)
+		if n < 0 {
 			return "", protowire.ParseError(n)
 		}
 		body = body[n:]

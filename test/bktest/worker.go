@@ -80,7 +80,8 @@ func (s *Server) work(ctx context.Context, w Worker, j *job) bool {
 		for pause(inner, time.Second) {
 			s.mu.Lock()
 			s.sweep()
-			if j.agent.lastSeen = time.Now(); j.stopping() || !j.open() {
+			j.agent.lastSeen = time.Now()
+			if j.stopping() || !j.open() {
 				cancel()
 			}
 			s.mu.Unlock()

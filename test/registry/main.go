@@ -148,7 +148,8 @@ func (w *faultyWriter) Write(p []byte) (int, error) {
 	}
 	n, err := w.ResponseWriter.Write(p)
 	before := w.sent
-	if w.sent += int64(n); w.Pause > 0 && w.sent/piece > before/piece {
+	w.sent += int64(n)
+	if w.Pause > 0 && w.sent/piece > before/piece {
 		_ = http.NewResponseController(w.ResponseWriter).Flush()
 		time.Sleep(w.Pause)
 	}

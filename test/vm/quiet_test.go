@@ -43,7 +43,8 @@ func TestQuiet(t *testing.T) {
 		m.Sh("grep -q '\\[madvise\\]' " + thp + "; test $(cat " + defrag + ") = 0; test $(cat /sys/kernel/mm/ksm/run) = 0; test $(grep -c '^gpu.*persistence = 1' /etc/fake-nvml.conf) = 8")
 		reserved := m.Sh("kbnode plan --json | jq -r .reserved.cpus")
 		for line := range strings.Lines(m.Sh("for f in /proc/irq/*/smp_affinity_list; do (cat $f >$f) 2>/dev/null && cat $f; done")) {
-			if line = strings.TrimSpace(line); line != reserved {
+			line = strings.TrimSpace(line)
+			if line != reserved {
 				t.Errorf("an interrupt may come to CPUs %s; %s are reserved", line, reserved)
 			}
 		}

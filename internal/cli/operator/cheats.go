@@ -182,7 +182,8 @@ func onlyValues(*cobra.Command, []string, string) ([]cobra.Completion, cobra.She
 	var all []string
 	if c, err := arena.Embedded(); err == nil {
 		for _, a := range c.Attacks {
-			if all = append(all, cobra.CompletionWithDesc(a.Name, a.Tries)); !slices.Contains(all, a.Kind) {
+			all = append(all, cobra.CompletionWithDesc(a.Name, a.Tries))
+			if !slices.Contains(all, a.Kind) {
 				all = append(all, a.Kind)
 			}
 		}

@@ -51,7 +51,8 @@ func (s Streams) Line(args []string) string {
 	}
 	known := Secrets(args)
 	for _, a := range args {
-		if a = Hide(a, known); !text.Plain(a) || len(a) > maxWord {
+		a = Hide(a, known)
+		if !text.Plain(a) || len(a) > maxWord {
 			a = text.Line(a, maxWord)
 		}
 		words = append(words, text.ShellWord(a))

@@ -27,7 +27,8 @@ func take(t *testing.T, opts Options, n int) ([]nvml.Sample, error) {
 	var all []nvml.Sample
 	opts.runDir = t.TempDir()
 	err := Stream(ctx, opts, 20*time.Millisecond, func(s nvml.Sample) {
-		if all = append(all, s); len(all) == n {
+		all = append(all, s)
+		if len(all) == n {
 			cancel()
 		}
 	})
@@ -193,7 +194,8 @@ func TestStreamIgnoresStop(t *testing.T) {
 	defer cancel()
 	count := 0
 	err := Stream(ctx, opts, 20*time.Millisecond, func(nvml.Sample) {
-		switch count++; count {
+		count++
+		switch count {
 		case 1:
 			pid := samplerOf(t, opts.runDir)
 			must.Err(t, syscall.Kill(pid, syscall.SIGTERM), "")

@@ -245,7 +245,8 @@ func TestReadsThatHang(t *testing.T) {
 		t.Errorf("%+v, %v", n, err)
 	}
 	began := time.Now()
-	if ReadBus(root, gpus); time.Since(began) > readTime/2 {
+	ReadBus(root, gpus)
+	if time.Since(began) > readTime/2 {
 		t.Error("the next pass waits for it again")
 	}
 }

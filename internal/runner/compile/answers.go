@@ -104,7 +104,8 @@ func (t *trace) locateAt(pid int, at int32, text string, follow bool) (place, un
 	if at != unix.AT_FDCWD && !path.IsAbs(text) {
 		open := make([]byte, unix.PathMax)
 		n, err := unix.Readlink("/proc/"+strconv.Itoa(pid)+"/fd/"+strconv.Itoa(int(at)), open)
-		if dir = string(open[:max(0, n)]); err != nil || !path.IsAbs(dir) {
+		dir = string(open[:max(0, n)])
+		if err != nil || !path.IsAbs(dir) {
 			return place{}, unix.EBADF
 		}
 	}
@@ -216,7 +217,8 @@ func (t *trace) open(name string, flags int, mode uint32) answer {
 	case writes && n.kind == isFile && !n.made && n.mode&0o200 == 0 && unix.Geteuid() != 0:
 		return fails(t.refuse(fmt.Errorf("write to %s: %w", name, errNotShared), unix.EACCES))
 	case n.kind == isAbsent, flags&unix.O_TRUNC != 0 && !n.made, writes && !n.made:
-		if n, errno = t.make(name, isFile, mode&^t.umask, flags&unix.O_TRUNC == 0); errno != 0 {
+		n, errno = t.make(name, isFile, mode&^t.umask, flags&unix.O_TRUNC == 0)
+		if errno != 0 {
 			return fails(errno)
 		}
 	}

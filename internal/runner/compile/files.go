@@ -293,7 +293,8 @@ func (f *files) products() ([]product, error) {
 			if err != nil {
 				return nil, fmt.Errorf("look at %s: %w", name, err)
 			}
-			if size += info.Size(); info.Size() > maxFile || size > maxStore { // of holes, too
+			size += info.Size()
+			if info.Size() > maxFile || size > maxStore { // of holes, too
 				return nil, fmt.Errorf("make %s: %w", name, errTooMany)
 			}
 			made = append(made, product{Path: name, Mode: n.mode, Size: info.Size(), file: n.file})

@@ -86,7 +86,8 @@ func (f *files) locate(dir, text string, follow bool) (place, unix.Errno) {
 			p.path = next
 			continue
 		}
-		if links++; links > maxLinks {
+		links++
+		if links > maxLinks {
 			return p, unix.ELOOP
 		}
 		if path.IsAbs(to) {

@@ -217,7 +217,8 @@ const maxWalk = 50_000
 func writable(proc string) []string {
 	list, count := []string{}, 0
 	_ = filepath.WalkDir(proc, func(path string, e fs.DirEntry, err error) error {
-		if count++; count > maxWalk {
+		count++
+		if count > maxWalk {
 			return filepath.SkipAll
 		}
 		if err != nil {
