@@ -38,8 +38,8 @@ LDFLAGS := -s -w -E kbnode_entry -X $(CLI).version=$(VERSION) -X $(CLI).commit=$
 
 BIN    := build/kbnode-linux-$(HOST_ARCH)
 BKSTUB := build/bkstub
-PROBE  := internal/detect/probe/bin
-RUNNER := internal/runner/program/bin
+PROBE  := internal/machine/detect/probe/bin
+RUNNER := internal/evaluate/runner/program/bin
 
 CC_amd64 := $(if $(filter amd64,$(HOST_ARCH)),gcc,x86_64-linux-gnu-gcc)
 CC_arm64 := $(if $(filter arm64,$(HOST_ARCH)),gcc,aarch64-linux-gnu-gcc)
@@ -67,7 +67,7 @@ SOURCES := $(wildcard $(shell git ls-files -co --exclude-standard -- '*.go' go.m
 
 # The NVML probe is the only cgo program; kbnode embeds it, compressed.
 # -z lazy: go-nvml has undefined symbols that older drivers lack.
-$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/nvml/*.go) go.mod | deps-%
+$(PROBE)/%/kbnode-nvml.gz: $(wildcard cmd/kbnode-nvml/*.go internal/plan/nvml/*.go) go.mod | deps-%
 	mkdir -p build/probe
 	CGO_ENABLED=1 GOOS=linux GOARCH=$* CC=$(CC_$*) go build -trimpath -ldflags '-s -w -extldflags=-Wl,-z,lazy' -o build/probe/kbnode-nvml-$* ./cmd/kbnode-nvml
 	gzip -9 -n -c build/probe/kbnode-nvml-$* >$@
@@ -184,16 +184,16 @@ test-long: $(GOTESTSUM) | deps-check ## test the examples with compiled submissi
 # beside it, and those in the directory that KBNODE_RUNNER_CASES names.
 .PHONY: test-runner
 test-runner: | deps-check ## test the evaluation engine against recorded runs of the Python one
-	KBNODE_RUNNER_CASES=$(if $(KBNODE_RUNNER_CASES),$(abspath $(KBNODE_RUNNER_CASES))) go test -count=1 -v -run 'Cases$$' ./internal/runner | \
+	KBNODE_RUNNER_CASES=$(if $(KBNODE_RUNNER_CASES),$(abspath $(KBNODE_RUNNER_CASES))) go test -count=1 -v -run 'Cases$$' ./internal/evaluate/runner | \
 		awk '/^ *=== /{next} /^    --- PASS/{n++; next} /^--- PASS/{next} /^    --- FAIL/{bad++} {print} END{print n+bad " cases, " bad+0 " failed"}'
 
 .PHONY: test-honest
 test-honest: ## evaluate 200 honest submissions, half of them on a busy machine, and attacks: only their times may be implausible
-	KBNODE_HONEST=200 go test -count 1 -timeout 60m -run 'TestHonestIsPlausible|TestAttacksAreNamed' ./internal/runner
+	KBNODE_HONEST=200 go test -count 1 -timeout 60m -run 'TestHonestIsPlausible|TestAttacksAreNamed' ./internal/evaluate/runner
 
 .PHONY: test-arena
 test-arena: ## try all cheats against three shapes of eval.py; 20 minutes
-	go test -count 1 -timeout 60m ./internal/arena
+	go test -count 1 -timeout 60m ./internal/evaluate/arena
 
 .PHONY: arena
 arena: build ## try the corpus of cheats against a problem; PROBLEM=directory or example
@@ -208,7 +208,7 @@ bench: $(AGENT) ## measure split, inventory, and a pass over a node as planned f
 golden: ## write the golden files again; review the diff
 	go test ./internal/plan -update
 	go test ./internal/cli -update
-	go test ./internal/guard -update
+	go test ./internal/job/guard -update
 	go test ./internal -update
 
 .PHONY: fuzz

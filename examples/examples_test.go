@@ -16,11 +16,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
-	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/runner/compile"
-	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner/compile"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

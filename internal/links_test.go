@@ -10,7 +10,7 @@ import (
 )
 
 // thinkers decide, and read nothing: they link facts without their readers.
-var thinkers = []string{"config", "health", "inventory", "job", "nvml", "plan", "split"}
+var thinkers = []string{"job", "node/health", "plan", "plan/config", "plan/inventory", "plan/nvml", "plan/split"}
 
 // maxLinked is how many packages a thinker may link, itself and the standard library included. One reader
 // of a machine brings 200, so the number need not be exact.
@@ -18,8 +18,8 @@ const maxLinked = 119
 
 // readers are packages that a thinker links not even through another one, by prefix.
 var readers = []string{
-	"github.com/gpu-mode/kbnode/internal/detect", "github.com/gpu-mode/kbnode/internal/docker",
-	"github.com/gpu-mode/kbnode/internal/health/signals", "github.com/gpu-mode/kbnode/internal/systemd",
+	"github.com/gpu-mode/kbnode/internal/machine/detect", "github.com/gpu-mode/kbnode/internal/machine/docker",
+	"github.com/gpu-mode/kbnode/internal/node/health/signals", "github.com/gpu-mode/kbnode/internal/machine/systemd",
 	"github.com/coreos/go-systemd", "github.com/godbus/dbus", "github.com/moby/", "golang.org/x/sys", "net/http", "os/exec",
 }
 

@@ -55,9 +55,9 @@ shellcheck "$work"/amd64.deb.control/{postinst,prerm,postrm} || wrong "shellchec
 for arch in amd64 arm64; do
 	root=$work/$arch.deb
 	probe=$root/usr/libexec/kbnode/kbnode-nvml
-	gunzip -c "$work/one/kbnode/internal/detect/probe/bin/$arch/kbnode-nvml.gz" | cmp - "$probe" ||
+	gunzip -c "$work/one/kbnode/internal/machine/detect/probe/bin/$arch/kbnode-nvml.gz" | cmp - "$probe" ||
 		wrong "the NVML probe for $arch is not the one embedded in kbnode"
-	grep -qaF "$(cut -c1-64 "$work/one/kbnode/internal/runner/program/bin/$arch/kbnode-runner.sha256")" "$root/usr/bin/kbnode" ||
+	grep -qaF "$(cut -c1-64 "$work/one/kbnode/internal/evaluate/runner/program/bin/$arch/kbnode-runner.sha256")" "$root/usr/bin/kbnode" ||
 		wrong "kbnode for $arch does not embed the program for jobs"
 	needs=$({ objdump -T "$probe" 2>/dev/null || readelf -W --dyn-syms "$probe"; } | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 	[ "$(printf '%s\nGLIBC_2.34\n' "$needs" | sort -V | tail -1)" = GLIBC_2.34 ] || wrong "the NVML probe for $arch needs $needs, and the packages say 2.34"

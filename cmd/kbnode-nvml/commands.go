@@ -15,7 +15,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	report "github.com/gpu-mode/kbnode/internal/nvml"
+	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 // niceness is the sampler's: it must not get in anyone's way.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	report "github.com/gpu-mode/kbnode/internal/nvml"
+	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 // readGPU reads everything about the GPU with this NVML index.

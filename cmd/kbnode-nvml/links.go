@@ -9,7 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	report "github.com/gpu-mode/kbnode/internal/nvml"
+	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 // links reads PCIe, NVLink and the NVSwitch fabric.

@@ -20,7 +20,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	report "github.com/gpu-mode/kbnode/internal/nvml"
+	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 const library = "libnvidia-ml.so.1"

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 
-	report "github.com/gpu-mode/kbnode/internal/nvml"
+	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 func main() {

@@ -9,9 +9,9 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/runner/compile"
-	"github.com/gpu-mode/kbnode/internal/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner/compile"
+	"github.com/gpu-mode/kbnode/internal/node/selftest/probe"
 )
 
 func main() {

@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
-	"github.com/gpu-mode/kbnode/internal/runner/compile"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner/compile"
 )
 
 func main() {

@@ -10,13 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/environ"
 	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job/environ"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // newBootstrap is what buildkite-agent starts for a job. It takes the job from the agent's

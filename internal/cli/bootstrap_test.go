@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job"
+	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

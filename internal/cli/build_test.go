@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

@@ -10,9 +10,9 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // markOf returns the sign and the color of a kind of change.

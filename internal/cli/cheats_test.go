@@ -6,12 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/arena"
-	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-const judged = "../arena/testdata/in-process" // the clock and the submission are in one process
+const judged = "../evaluate/arena/testdata/in-process" // the clock and the submission are in one process
 
 func TestCheats(t *testing.T) {
 	t.Parallel()

@@ -19,9 +19,9 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/environ"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/job/environ"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // Streams are the command line's standard streams.

@@ -8,10 +8,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
-	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/e2e"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/task"
 )
 
 // flagValues complete the values of flags, which mean the same in every command. Other flags

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/bundle"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/node/bundle"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // doctorFlags are the flags of kbnode doctor.

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // acceptTime is how long doctor's other checks may take for the acceptance: no one waits at a screen.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 func TestPrintDoctor(t *testing.T) {

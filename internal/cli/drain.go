@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // maxDrainReason is the maximum length of an operator's reason, in characters: a table shows it.

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // synonyms are other tools' words for a command.

@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/image"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 	evaluation "github.com/gpu-mode/kbnode/packaging/image"
 )
 

@@ -10,12 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 type installFlags struct {

@@ -14,10 +14,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/machine/detect"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 func newInventory(s term.Streams) *cobra.Command {

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/task"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

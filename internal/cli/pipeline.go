@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 

@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

@@ -13,9 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

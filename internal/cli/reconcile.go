@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 func newReconcile(s term.Streams) *cobra.Command {

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -117,7 +117,7 @@ func TestRunnerProblemLimit(t *testing.T) {
 // TestRunnerProblemNeeds evaluates where python3 and nvcc are missing.
 func TestRunnerProblemNeeds(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]string{"prefix_python": "python3 is not on the PATH", "../task/testdata/copy_cuda": "nvcc is not on the PATH"} {
+	for name, want := range map[string]string{"prefix_python": "python3 is not on the PATH", "../evaluate/task/testdata/copy_cuda": "nvcc is not on the PATH"} {
 		cmd := process(t, "runner", "--problem", name)
 		cmd.Env = slices.Insert(cmd.Env, len(cmd.Env)-1, "PATH="+t.TempDir())
 		if r := runs(t, cmd); r.code != 1 || strings.Count(r.out, "\n") != 1 || !strings.Contains(r.out, "Not evaluated: "+want) || !strings.Contains(r.err, "submission: the problem's own submission.") ||
@@ -223,7 +223,7 @@ func TestProblemsHaveOneResolver(t *testing.T) {
 		{"submit", "--queue", "q", "--dry-run", "--eval"},
 		{"e2e", "evaluation", "--queue", "q", "--dry-run", "--arch", "100", "--problem"},
 	} {
-		for _, name := range []string{"identity_cuda", "../../examples/identity_cuda", "../task/testdata/copy_cuda"} {
+		for _, name := range []string{"identity_cuda", "../../examples/identity_cuda", "../evaluate/task/testdata/copy_cuda"} {
 			if r := kbnode(t, append(args, name)...); r.code != 0 || r.out == "" {
 				t.Errorf("%q %s: %+v", args, name, r)
 			}
@@ -245,7 +245,7 @@ func TestSubmitArch(t *testing.T) {
 		"--queue b200 --gpu H100_BK --force": `"arch":"90a"`,
 		"--queue b200 --arch 100a":           `"arch":"100a"`,
 	} {
-		r := kbnode(t, append([]string{"submit", "--dry-run", "--json", "--eval", "../task/testdata/copy_cuda"}, strings.Fields(args)...)...)
+		r := kbnode(t, append([]string{"submit", "--dry-run", "--json", "--eval", "../evaluate/task/testdata/copy_cuda"}, strings.Fields(args)...)...)
 		var request struct {
 			Body struct{ Env map[string]string }
 		}

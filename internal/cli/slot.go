@@ -12,17 +12,17 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/disk"
-	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/guard"
-	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/metrics"
+	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
+	"github.com/gpu-mode/kbnode/internal/job/guard"
+	"github.com/gpu-mode/kbnode/internal/machine/disk"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/node/metrics"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Units and hooks start the commands of this file, not people.

@@ -10,11 +10,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 type upgradeFlags struct {

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // maxAlternatives bounds how many paths the braces of one artifact path expand to.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/docker/go-units"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // An expandable text is one that eval would change only by the values of variables. The plugin's hook

@@ -17,10 +17,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 
-	"github.com/gpu-mode/kbnode/internal/config"
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/jobtest"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

@@ -11,10 +11,10 @@ import (
 	buildkite "github.com/buildkite/go-pipeline"
 	"github.com/buildkite/go-pipeline/warning"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // profileVariable lets a step choose its profile.

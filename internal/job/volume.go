@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // nodePaths are what public pipelines mount of a node, and what to write instead. The first one that matches counts.

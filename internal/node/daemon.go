@@ -10,14 +10,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/health"
-	"github.com/gpu-mode/kbnode/internal/health/signals"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/machine/docker"
+	"github.com/gpu-mode/kbnode/internal/machine/systemd"
+	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // maxSpecs bounds the CDI specifications whose changes are noticed at once, per directory.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/events"
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // Drain keeps new jobs off the selected slots for a reason, and changes the node accordingly. It

@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/machine/systemd"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // Host is this machine, connected to systemd, ready to be observed and changed.

@@ -3,9 +3,9 @@ package node
 import (
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/image"
+	"github.com/gpu-mode/kbnode/internal/machine/docker"
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 

@@ -14,10 +14,10 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/installer"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/installer"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
 )
 
 // usableBinary refuses to write units that start a kbnode that others could replace, or that may

@@ -9,10 +9,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/installer"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // ask asks for the queue and the token if they are missing, on a machine that lacks nothing else. It holds no lock:

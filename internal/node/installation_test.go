@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"

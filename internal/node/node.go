@@ -14,13 +14,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/installer"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner/program"
+	"github.com/gpu-mode/kbnode/internal/machine/detect"
+	"github.com/gpu-mode/kbnode/internal/machine/installer"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/runner/program"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // Binary is kbnode's path in the units of a tree that is not this machine.

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // registerPoll is the time between two looks at agents that start.

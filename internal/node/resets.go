@@ -8,12 +8,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/events"
-	"github.com/gpu-mode/kbnode/internal/health/signals"
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // resetTime is how long the daemon has to read the operator's message: a pass may be under way,

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // Served is what the authors of pipelines need to know about a node. The zero value is a machine

@@ -7,17 +7,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/docker"
-	"github.com/gpu-mode/kbnode/internal/doctor"
-	"github.com/gpu-mode/kbnode/internal/host"
-	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/docker"
+	"github.com/gpu-mode/kbnode/internal/machine/host"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/node/selftest"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/selftest"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // Doctor runs doctor's checks on this machine, those of slots in these slots or, if there are none, in all. It

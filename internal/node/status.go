@@ -7,12 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/agent"
-	"github.com/gpu-mode/kbnode/internal/daemon"
-	"github.com/gpu-mode/kbnode/internal/health"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // SlotStatus is one slot in the JSON of kbnode status.

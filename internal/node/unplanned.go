@@ -8,10 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/reconcile"
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // recall makes a plan of nothing but the slots that the node has, from the files that their jobs

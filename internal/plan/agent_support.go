@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // PinnedAgentVersion is the agent that install fetches if there is none: the last line of major

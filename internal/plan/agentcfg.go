@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // agentKey is one key of buildkite-agent.cfg. The agent silently ignores keys

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"path"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 const (

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/split"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/split"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 )
 
 // divide splits the machine for the slots. A card that was added, which the operator did not choose, must not stop

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // nvidiaCDI is what the CDI names of NVIDIA's GPUs and MIG instances begin with.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // group combines members into slots: first those that the configuration names, then

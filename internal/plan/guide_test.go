@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

@@ -3,7 +3,7 @@ package plan
 import (
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // What updates the node's image: a cron line, or a timer if there is no cron.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // Member is a GPU of a slot, or a part of one: its identity, and the facts that

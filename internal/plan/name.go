@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // modelName finds the model in a marketing name: "NVIDIA H100 80GB HBM3" → H100,

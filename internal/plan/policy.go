@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // JobPolicy is what the containers of one slot are created with, whatever the

@@ -12,9 +12,9 @@ import (
 	"text/template"
 
 	"github.com/gpu-mode/kbnode/hooks"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/lazy"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/systemd"
 )
 

@@ -6,11 +6,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/split"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/split"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // title returns a member's name for display: "NVIDIA B200 1g.23gb".

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
 // sharingGPUs have no memory of their own, by PCI ID: of AMD MI300A, Strix Halo, Strix and Phoenix, of NVIDIA GB10.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/config"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 )
 

@@ -6,10 +6,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/config"
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/inventory"
-	"github.com/gpu-mode/kbnode/internal/split"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/split"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 )
 
 // TunablesPath keeps the machine's settings from before kbnode changed them.

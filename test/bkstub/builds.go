@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/test/bktest"
 )
 

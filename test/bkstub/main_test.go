@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 )

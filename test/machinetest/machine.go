@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

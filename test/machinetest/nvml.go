@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/nvml"
+	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
 // Numbers of instances, and of compute instances of each, for which the driver has

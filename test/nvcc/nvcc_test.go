@@ -13,8 +13,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

@@ -13,7 +13,7 @@ db-deps:
 			echo 'create_main_cluster = false' | $(SUDO) tee /etc/postgresql-common/createcluster.conf >/dev/null; }; \
 		DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends postgresql >/dev/null; }
 
-DB_PACKAGES = internal/results internal/e2e
+DB_PACKAGES = internal/operate/results internal/operate/e2e
 # The tests of files with this tag; make unit runs the others.
 DB_TESTS = $(shell grep -lE '^//go:build postgres$$' $(DB_PACKAGES:%=%/*_test.go) | xargs sed -nE 's/^func (Test\w+)\(t \*testing\.T\).*/\1/p' | paste -sd'|')
 

@@ -7,7 +7,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/slot"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 

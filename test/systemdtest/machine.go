@@ -13,10 +13,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/cpuset"
-	"github.com/gpu-mode/kbnode/internal/host"
+	"github.com/gpu-mode/kbnode/internal/machine/host"
+	"github.com/gpu-mode/kbnode/internal/machine/systemd"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/systemd"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 )
 
 const runtimeDir = "/run/systemd/system.control"

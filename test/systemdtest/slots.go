@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
 )
 
 // Started is when the units of Agent began to be as they are.

@@ -18,9 +18,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/machine/systemd"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/slot"
-	"github.com/gpu-mode/kbnode/internal/systemd"
 )
 
 // Systemd is a recording systemd.Manager for one tree.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/test/vm"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/examples"
-	"github.com/gpu-mode/kbnode/internal/e2e"
+	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/test/bktest"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/examples"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )

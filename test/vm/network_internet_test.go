@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
 )
 
 // lan is a private network beyond the one of externalNet: the node's name server, a

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-mode/kbnode/internal/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"
 )

@@ -13,9 +13,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-mode/kbnode/internal/detect"
-	"github.com/gpu-mode/kbnode/internal/inventory"
+	"github.com/gpu-mode/kbnode/internal/machine/detect"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/vm"

@@ -13,11 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/arena"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/e2e"
-	"github.com/gpu-mode/kbnode/internal/task"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/operate/e2e"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // coresPerEvaluation is for a judge and a submission that each spin on a core, and what they start.

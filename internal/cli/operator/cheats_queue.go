@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/gpu-mode/kbnode/internal/arena"
-	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/e2e"
-	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/operate/e2e"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // onQueue has o evaluate on a queue, a build for each trial. With --dry-run it prints the honest submission's, and

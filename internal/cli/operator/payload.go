@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/task"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // NewPayload returns kbnode payload.

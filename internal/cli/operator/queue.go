@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // NewQueue returns kbnode queue.

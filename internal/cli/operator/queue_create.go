@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/buildkite"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/pipeline"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/job/pipeline"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 type createFlags struct {

@@ -14,13 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/result"
-	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/task"
-	"github.com/gpu-mode/kbnode/internal/text"
-	"github.com/gpu-mode/kbnode/internal/tree"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
+	"github.com/gpu-mode/kbnode/internal/std/tree"
 )
 
 // NewRunner returns kbnode runner.

@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/image"
-	"github.com/gpu-mode/kbnode/internal/payload"
-	"github.com/gpu-mode/kbnode/internal/runner"
-	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/task"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 type submitFlags struct {

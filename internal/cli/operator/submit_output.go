@@ -13,11 +13,11 @@ import (
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/limit"
-	"github.com/gpu-mode/kbnode/internal/noise"
-	"github.com/gpu-mode/kbnode/internal/submit"
-	"github.com/gpu-mode/kbnode/internal/text"
-	"github.com/gpu-mode/kbnode/internal/witness"
+	"github.com/gpu-mode/kbnode/internal/evaluate/noise"
+	"github.com/gpu-mode/kbnode/internal/evaluate/witness"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // SubmitProgress shows the status of one build: on a terminal as one line that counts the

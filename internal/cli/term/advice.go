@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpu-mode/kbnode/internal/lazy"
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // asRoot is the annotation of AsRoot.

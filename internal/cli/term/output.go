@@ -9,7 +9,7 @@ import (
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
 
-	"github.com/gpu-mode/kbnode/internal/text"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Answer is a command's standard output. It keeps the first error, so that no one mistakes a

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/gpu-mode/kbnode/internal/limit"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
 // ErrDeclined ends a command at a question that was not answered with yes.

@@ -48,7 +48,7 @@ func TestScenarios(t *testing.T) {
 
 func TestStale(t *testing.T) {
 	t.Parallel()
-	s := scenario{name: "TestDisk", covers: []string{"internal/disk", "test/vm/disk_test.go"}}
+	s := scenario{name: "TestDisk", covers: []string{"internal/machine/disk", "test/vm/disk_test.go"}}
 	rows := map[string]row{"TestDisk": {commit: "aaa+"}}
 	for _, tt := range []struct {
 		rows map[string]row
@@ -58,9 +58,9 @@ func TestStale(t *testing.T) {
 	}{
 		{want: "has not been green"},
 		{rows: rows},
-		{rows: rows, diff: []string{"internal/disk.go", "internal/disks/a.go", "internal/disk/disk_test.go", "internal/disk/README.md", "internal/disk/testdata/a.go"}},
-		{rows: rows, diff: []string{"go.mod", "internal/disk/mkfs.go"}, want: "1 files changed since aaa+, such as internal/disk/mkfs.go"},
-		{rows: rows, diff: []string{"internal/disk/b/c.go", "test/vm/disk_test.go"}, want: "2 files changed since aaa+, such as internal/disk/b/c.go"},
+		{rows: rows, diff: []string{"internal/machine/disk.go", "internal/machine/disks/a.go", "internal/machine/disk/disk_test.go", "internal/machine/disk/README.md", "internal/machine/disk/testdata/a.go"}},
+		{rows: rows, diff: []string{"go.mod", "internal/machine/disk/mkfs.go"}, want: "1 files changed since aaa+, such as internal/machine/disk/mkfs.go"},
+		{rows: rows, diff: []string{"internal/machine/disk/b/c.go", "test/vm/disk_test.go"}, want: "2 files changed since aaa+, such as internal/machine/disk/b/c.go"},
 		{rows: rows, err: errNoCommit, want: "was green at aaa+, which this repository does not have"},
 	} {
 		got, err := s.stale(tt.rows, func(commit string) ([]string, error) {
@@ -86,7 +86,7 @@ func TestRecord(t *testing.T) {
 {"Action":"fail","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestImage","Elapsed":900}
 {"Action":"fail","Package":"github.com/gpu-mode/kbnode/test/vm","Elapsed":1900}
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestCpioArchive","Elapsed":0}
-{"Action":"pass","Package":"github.com/gpu-mode/kbnode/internal/disk","Test":"TestDisk","Elapsed":6}
+{"Action":"pass","Package":"github.com/gpu-mode/kbnode/internal/machine/disk","Test":"TestDisk","Elapsed":6}
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestDaemon","Elapsed":1500}
 {"Action":"run","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestShapes"}
 {"Action":"pass","Package":"github.com/gpu-mode/kbnode/test/vm","Test":"TestShapes/mig/first","Elapsed":90}

@@ -1,0 +1,249 @@
+package result
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+// Verdict returns a sentence on how the job went, and whether the submission passed.
+func (r *Result) Verdict() (sentence string, ok bool) {
+	return verdictOf(r, r.summaries())
+}
+
+// Report writes the end of the job's log for people, and all details of what did not
+// pass. With tests, it lists each test.
+func (r *Result) Report(w io.Writer, tests bool) {
+	l := &Log{W: w}
+	list := r.summaries()
+	for i, s := range list {
+		if s.verdict != passed {
+			l.Evaluation(s, r.Runs[i].Value)
+			l.Line("")
+		}
+	}
+	sentence, _ := verdictOf(r, list)
+	l.Line("%s", sentence)
+	l.tables(r, list, tests)
+}
+
+func (r *Result) summaries() []*Summary {
+	var list []*Summary
+	for _, run := range r.Runs {
+		list = append(list, Summarize(run.Key, run.Value, false))
+	}
+	return list
+}
+
+// Log is the log of a job, for people. In a Buildkite job its steps are groups: the
+// build's page folds the lines after one that begins with "---", and opens them after
+// "+++". Output of programs is cleaned and indented, so that it cannot look like such a
+// line.
+type Log struct {
+	W      io.Writer
+	Groups bool // in a Buildkite job
+}
+
+// Line writes a line. It ignores errors: a log that cannot be written must not cost the
+// result.
+func (l *Log) Line(format string, args ...any) {
+	_, _ = fmt.Fprintf(l.W, format+"\n", args...)
+}
+
+// Group opens a group. Outside Buildkite its title is an ordinary line.
+func (l *Log) Group(fold, icon, title string) {
+	if l.Groups {
+		title = fold + " " + icon + " " + title
+	}
+	l.Line("%s", title)
+}
+
+// Evaluation writes how an evaluation ended, with all details if it did not pass.
+func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
+	run, comp := ev.Run, ev.Compilation
+	if s.verdict == passed {
+		l.Line("%s: %s", s.name, s.outcome())
+		l.text("Standard output", run.Stdout)
+		l.text("Standard error", run.Stderr)
+		return
+	}
+	l.Group("+++", ":x:", s.name+": "+s.reason)
+	if run == nil || comp != nil && comp.ExitCode != 0 {
+		l.compilation(comp)
+	}
+	if run == nil {
+		return
+	}
+	l.Line("Command: %s", text.Line(run.Command, maxLine))
+	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
+	for i, c := range s.failed.list {
+		l.Line("Failed: %s", c.title())
+		if i+1 == len(s.failed.list) || s.failed.list[i+1].message != c.message {
+			l.quote(c.message, messageRunes, messageLines)
+		}
+	}
+	l.more(s.failed.more, "failed")
+	l.text("Standard error", run.Stderr)
+	l.text("Standard output", run.Stdout)
+}
+
+func (l *Log) compilation(c *Compilation) {
+	if c == nil {
+		return
+	}
+	l.Line("Compilation: %s", text.Line(c.Command, 5*maxLine))
+	l.Line("Exit code %d", c.ExitCode)
+	l.text("Standard error", c.Stderr)
+	l.text("Standard output", c.Stdout)
+}
+
+// more writes that a list goes on.
+func (l *Log) more(n int, what string) {
+	if n > 0 {
+		l.Line("… and %d more %s; see result.json for all", n, what)
+	}
+}
+
+// text writes a program's text under a title, unless it is blank.
+func (l *Log) text(title, s string) {
+	if strings.TrimSpace(s) != "" {
+		l.Line("%s:", title)
+		l.quote(s, outputRunes, outputRunes)
+	}
+}
+
+// quote writes a program's text, bounded and with each line indented.
+func (l *Log) quote(s string, runes, lines int) {
+	most := min(len(s), 64*runes)
+	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
+	var b strings.Builder
+	for line := range strings.SplitSeq(strings.TrimRight(shown, "\n"), "\n") {
+		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
+	}
+	if cut || most < len(s) {
+		b.WriteString("  […] truncated; see result.json for the rest\n")
+	}
+	_, _ = io.WriteString(l.W, b.String())
+}
+
+// End writes the summary of the job.
+func (l *Log) End(r *Result, list []*Summary) {
+	sentence, ok := verdictOf(r, list)
+	icon := ":x:"
+	if ok {
+		icon = ":white_check_mark:"
+	}
+	if !l.Groups {
+		if !r.Success && len(list) == 0 {
+			return // the error says it all
+		}
+		if !r.Success {
+			sentence = "Completed before the error:"
+		}
+		l.Line("")
+	}
+	l.Group("+++", icon, sentence)
+	l.tables(r, list, false)
+}
+
+// tables writes what the job ran on, its evaluations, its tests if they are wanted, and its benchmarks.
+func (l *Log) tables(r *Result, list []*Summary, tests bool) {
+	if on := machine(r.System); on != "" {
+		l.Line("on %s", on)
+	}
+	var rows [][]string
+	for _, s := range list {
+		rows = append(rows, []string{s.name, s.verdict, s.numbers(), s.seconds})
+	}
+	if len(rows) > 0 {
+		l.Line("")
+	}
+	l.table(rows, 3)
+	for _, s := range list {
+		if tests && len(s.tests.list) > 0 {
+			rows := [][]string{{s.name, ""}}
+			for _, c := range s.tests.list {
+				rows = c.rows(rows, map[bool]string{true: "failed", false: passed}[c.failed])
+			}
+			l.Line("")
+			l.table(rows)
+			l.more(s.tests.more, "tests")
+		}
+		if len(s.timings.list) == 0 {
+			continue
+		}
+		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
+		for _, c := range s.timings.list {
+			if c.failed {
+				message, _, _ := strings.Cut(c.message, "\n")
+				rows = c.rows(rows, "failed: "+text.Line(message, 32))
+			} else {
+				rows = c.rows(rows, c.mean, c.best, c.worst)
+			}
+		}
+		l.Line("")
+		l.table(rows, 1, 2, 3)
+		l.more(s.timings.more, "benchmarks")
+	}
+}
+
+// rows appends the rows of a case: what it is, in lines that leave room for the cells in 80 columns.
+func (c *testCase) rows(rows [][]string, cells ...string) [][]string {
+	lines := wrap(c.spec, 36, 4)
+	rows = append(rows, append([]string{lines[0]}, cells...))
+	for _, line := range lines[1:] {
+		rows = append(rows, []string{line, ""})
+	}
+	return rows
+}
+
+// table writes rows in indented columns and aligns the columns in right to the right.
+// The last cell of a row that is shorter than the first row does not widen its column.
+func (l *Log) table(rows [][]string, right ...int) {
+	var widths []int
+	for _, row := range rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			if i == 0 || len(row) == len(rows[0]) {
+				widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			}
+		}
+	}
+	for _, row := range rows {
+		var b strings.Builder
+		for i, cell := range row {
+			pad := strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell)))
+			if slices.Contains(right, i) && len(row) == len(rows[0]) {
+				cell = pad + cell
+			} else {
+				cell += pad
+			}
+			b.WriteString("  " + cell)
+		}
+		l.Line("%s", strings.TrimRight(b.String(), " "))
+	}
+}
+
+// wrap breaks words into one to most lines of at most width characters.
+func wrap(s string, width, most int) []string {
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(s) {
+		word = text.Line(word, width)
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines, line = append(lines, line), ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+	}
+	lines = append(lines, line)
+	if len(lines) > most {
+		lines = append(lines[:most-1], "…")
+	}
+	return lines
+}

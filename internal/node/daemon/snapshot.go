@@ -1,0 +1,36 @@
+package daemon
+
+import (
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/plan"
+)
+
+// Snapshot is what one pass saw and did.
+type Snapshot struct {
+	Began    time.Time
+	Duration time.Duration
+	Whole    bool  // everything was read again
+	Err      error // why the pass failed
+	// Plan and Verdicts are those of the last pass that had any; nil before that.
+	Plan     *plan.Plan
+	Verdicts []health.Verdict
+	// State is the machine before the changes; nil if the pass did not observe it.
+	State   *reconcile.State
+	Applied []reconcile.Change // that were made
+	Waiting int                // number of changes that wait for the end of a job
+	Listen  string             // address of the metrics; "" for none
+}
+
+// publish passes the finished pass to Options.Publish.
+func (d *daemonLoop) publish(began time.Time, err error) {
+	if d.Publish == nil {
+		return
+	}
+	s := d.snapshot
+	s.Began, s.Duration, s.Err = began, time.Since(began), err
+	s.Plan, s.Verdicts, s.Listen = d.plan, d.health.Verdicts, d.address
+	d.Publish(s)
+}

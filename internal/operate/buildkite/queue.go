@@ -1,0 +1,352 @@
+package buildkite
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+const (
+	// DefaultQueue is the queue of agents and jobs that name none:
+	// https://buildkite.com/docs/agent/v3/queues
+	DefaultQueue = "default"
+	// maxText bounds a name or tag from Buildkite, in bytes.
+	maxText = 100
+	// maxMissing bounds the tags reported as missing.
+	maxMissing = 5
+)
+
+// The states of an agent.
+const (
+	Idle     = "idle"
+	Busy     = "busy"
+	Draining = "draining" // busy, and paused or stopping: takes no more jobs
+	Paused   = "paused"
+	Stopping = "stopping"
+)
+
+// QueueReport is the JSON of kbnode queue.
+type QueueReport struct {
+	Time         time.Time `json:"time"` // of the answer
+	Organization string    `json:"organization"`
+	Queues       []Queue   `json:"queues"`
+}
+
+// Queue is a queue with its connected agents. Texts from Buildkite are made
+// printable and truncated.
+type Queue struct {
+	Name    string       `json:"queue"`
+	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
+	Waiting Waiting      `json:"waiting"`
+	// Lacking are the nodes with fewer agents than slots in this queue.
+	Lacking []QueueNode `json:"lacking,omitempty"`
+	// RunnerQueue says the same to kernelbot. Only ReadQueues sets it.
+	RunnerQueue *RunnerQueue `json:"runner_queue,omitempty"`
+}
+
+// QueueNode is a node, as its agents' tags describe it.
+type QueueNode struct {
+	Node   string `json:"node"`
+	Agents int    `json:"agents"` // connected
+	Slots  int    `json:"slots"`  // of the node in this queue, by the tag slots
+}
+
+// Waiting are the jobs that no agent has taken yet.
+type Waiting struct {
+	Jobs   int       `json:"jobs"`
+	Oldest time.Time `json:"oldest,omitzero"` // when it became runnable
+	// Unmatched is the number of jobs that no agent in the queue can take
+	// because they ask for tags that none has.
+	Unmatched int      `json:"unmatched"`
+	Missing   []string `json:"missing,omitempty"` // a few of those tags
+}
+
+// QueueAgent is an agent in a queue. Only kbnode's agents have all the tags.
+type QueueAgent struct {
+	Name          string    `json:"name"`
+	State         string    `json:"state"`
+	Note          string    `json:"note,omitempty"` // why it is paused
+	Node          string    `json:"node"`           // tag node, else the hostname
+	GPUIndex      *int      `json:"gpu_index,omitempty"`
+	GPUModel      string    `json:"gpu_model,omitempty"` // tag gpu-model, else gpu
+	GPUUUID       string    `json:"gpu_uuid,omitempty"`
+	NUMA          string    `json:"numa,omitempty"`
+	AgentVersion  string    `json:"agent_version,omitempty"`
+	KbnodeVersion string    `json:"kbnode_version,omitempty"`
+	Job           *QueueJob `json:"job,omitempty"`
+}
+
+// QueueJob is what an agent runs.
+type QueueJob struct {
+	ID       string    `json:"id"`
+	Name     string    `json:"name,omitempty"`
+	State    string    `json:"state"`
+	URL      string    `json:"url,omitempty"`
+	Pipeline string    `json:"pipeline,omitempty"`
+	Build    int       `json:"build,omitempty"`  // number
+	Started  time.Time `json:"started,omitzero"` // zero if it is about to start
+}
+
+// Queues sorts agents and waiting jobs into queues, by name. builds may be from a
+// moment before or after agents: a job that an agent has is not counted as waiting.
+func Queues(agents []Agent, builds []Build) []Queue {
+	found := map[string]*Queue{}
+	at := func(name string) *Queue {
+		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
+		if found[name] == nil {
+			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
+		}
+		return found[name]
+	}
+	there := map[string][]Agent{}
+	taken := map[string]bool{}
+	for _, a := range agents {
+		if a.Job != nil && jobEnded(a.Job.State) {
+			a.Job = nil
+		}
+		for _, name := range a.Queues() {
+			q := at(name)
+			q.Agents = append(q.Agents, a.inQueue())
+			there[q.Name] = append(there[q.Name], a)
+		}
+		if a.Job != nil {
+			taken[a.Job.ID] = true
+		}
+	}
+	for _, b := range builds {
+		for _, j := range b.Scripts() {
+			if j.State != "scheduled" || taken[j.ID] {
+				continue
+			}
+			for _, name := range queuesOf(j.Rules) {
+				q := at(name)
+				q.Waiting.add(b, j, there[q.Name])
+			}
+		}
+	}
+	var all []Queue
+	for _, q := range found {
+		slices.SortFunc(q.Agents, func(a, b QueueAgent) int {
+			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.index(), b.index()), cmp.Compare(a.Name, b.Name))
+		})
+		q.Lacking = lacking(there[q.Name])
+		slices.Sort(q.Waiting.Missing)
+		q.Waiting.Missing = q.Waiting.Missing[:min(len(q.Waiting.Missing), maxMissing)]
+		all = append(all, *q)
+	}
+	slices.SortFunc(all, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// ReadQueues returns a queue of an organization, or all of them for "". If there is no agent in them, it also
+// says so, and where there are some.
+func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueReport, none string, err error) {
+	agents, err := c.Agents(ctx, org)
+	if err != nil {
+		return r, "", err
+	}
+	builds, err := c.Unfinished(ctx, org)
+	if err != nil {
+		return r, "", err
+	}
+	r = QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: org, Queues: []Queue{}}
+	var withAgents []string
+	for _, q := range Queues(agents, builds) {
+		if len(q.Agents) > 0 {
+			withAgents = append(withAgents, q.Name)
+		}
+		if name == "" || q.Name == name {
+			r.Queues = append(r.Queues, q)
+		}
+	}
+	if name != "" && len(r.Queues) == 0 {
+		r.Queues = append(r.Queues, Queue{Name: name, Agents: []QueueAgent{}})
+	}
+	for i := range r.Queues {
+		r.Queues[i].RunnerQueue = r.Queues[i].runnerQueue()
+	}
+	none = "no agent is connected in any queue of " + org
+	if len(withAgents) > 0 {
+		none = "queues with agents: " + Named(name, withAgents)
+	}
+	switch {
+	case len(withAgents) > 0 && (name == "" || slices.Contains(withAgents, name)):
+		none = ""
+	case name != "":
+		none = fmt.Sprintf("no agent is connected in queue %q; %s", name, none)
+	}
+	return r, none, nil
+}
+
+// lacking returns the nodes with fewer agents than slots, by name. Nodes whose agents do not say
+// how many slots there are, or that are gone as a whole, are not known.
+func lacking(agents []Agent) []QueueNode {
+	nodes := map[string]QueueNode{}
+	for _, a := range agents {
+		n := QueueNode{Node: a.inQueue().Node, Agents: 1}
+		if slots, err := strconv.ParseUint(Tag(a.Tags, "slots"), 10, 16); err == nil {
+			n.Slots = int(slots)
+		}
+		n.Agents += nodes[n.Node].Agents
+		n.Slots = max(n.Slots, nodes[n.Node].Slots) // they may differ while it changes
+		nodes[n.Node] = n
+	}
+	var short []QueueNode
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		if n := nodes[name]; n.Agents < n.Slots {
+			short = append(short, n)
+		}
+	}
+	return short
+}
+
+// queuesOf returns the queues that an agent's tags or a job's rules name.
+func queuesOf(tags []string) []string {
+	var names []string
+	for _, t := range tags {
+		if q, ok := strings.CutPrefix(t, "queue="); ok && !slices.Contains(names, q) {
+			names = append(names, q)
+		}
+	}
+	if len(names) == 0 {
+		return []string{DefaultQueue}
+	}
+	return names
+}
+
+func (w *Waiting) add(b Build, j Job, agents []Agent) {
+	since := j.Runnable
+	if since.IsZero() {
+		since = b.Created
+	}
+	w.Jobs++
+	if w.Oldest.IsZero() || since.Before(w.Oldest) {
+		w.Oldest = since
+	}
+	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.unmetRules(j.Rules)) == 0 }) {
+		return
+	}
+	w.Unmatched++
+	for _, a := range agents {
+		for _, rule := range a.unmetRules(j.Rules) {
+			rule = text.Line(rule, maxText)
+			if len(w.Missing) < 20*maxMissing && !slices.Contains(w.Missing, rule) {
+				w.Missing = append(w.Missing, rule)
+			}
+		}
+	}
+}
+
+// unmetRules returns the rules of a job, other than its queue, that an agent does not meet.
+// Any value of the tag meets a rule with the value *, and every agent meets the rule *.
+func (a Agent) unmetRules(rules []string) []string {
+	var not []string
+	for _, rule := range rules {
+		key, value, _ := strings.Cut(rule, "=")
+		if key != "queue" && rule != "*" && !slices.ContainsFunc(a.Tags, func(tag string) bool {
+			k, v, _ := strings.Cut(tag, "=")
+			return k == key && (v == value || value == "*")
+		}) {
+			not = append(not, rule)
+		}
+	}
+	return not
+}
+
+func (a Agent) inQueue() QueueAgent {
+	tag := func(key string) string { return text.Line(Tag(a.Tags, key), maxText) }
+	out := QueueAgent{
+		Name: text.Line(a.Name, maxText), Note: text.Line(a.PausedNote, 2*maxText),
+		Node:     cmp.Or(tag("node"), text.Line(a.Hostname, maxText)),
+		GPUModel: cmp.Or(tag("gpu-model"), tag("gpu")), GPUUUID: tag("gpu-uuid"), NUMA: tag("numa"),
+		AgentVersion: text.Line(a.Version, maxText), KbnodeVersion: tag("kbnode"),
+	}
+	if n, err := strconv.ParseUint(Tag(a.Tags, "gpu-index"), 10, 16); err == nil {
+		index := int(n)
+		out.GPUIndex = &index
+	}
+	switch {
+	case a.Job != nil && (a.Paused || a.Stopping()):
+		out.State = Draining
+	case a.Job != nil:
+		out.State = Busy
+	case a.Stopping():
+		out.State = Stopping
+	case a.Paused:
+		out.State = Paused
+	default:
+		out.State = Idle
+	}
+	if j := a.Job; j != nil {
+		out.Job = &QueueJob{ID: text.Line(j.ID, maxText), Name: text.Line(j.Name, maxText), State: text.Line(j.State, maxText), URL: text.Line(j.URL, 5*maxText), Started: j.Started}
+		out.Job.Pipeline, out.Job.Build = buildOf(out.Job.URL)
+	}
+	return out
+}
+
+// jobEnded reports whether a job in this state no longer occupies an agent.
+func jobEnded(state string) bool {
+	return slices.Contains([]string{"passed", "failed", "canceled", "timed_out", "expired", "broken", "skipped"}, state)
+}
+
+func (a QueueAgent) index() int {
+	if a.GPUIndex == nil {
+		return -1
+	}
+	return *a.GPUIndex
+}
+
+// buildOf returns the pipeline and number in the URL of a build's or a job's page,
+// https://buildkite.com/ORGANIZATION/PIPELINE/builds/NUMBER#JOB.
+func buildOf(page string) (pipeline string, number int) {
+	at, err := url.Parse(page)
+	if err != nil {
+		return "", 0
+	}
+	part := strings.Split(strings.Trim(at.Path, "/"), "/")
+	if len(part) < 4 || part[2] != "builds" || !slugRule().MatchString(part[1]) {
+		return "", 0
+	}
+	if number, err = strconv.Atoi(part[3]); err != nil || number <= 0 {
+		return "", 0
+	}
+	return part[1], number
+}
+
+// Count returns how many agents are in one of these states.
+func (q Queue) Count(states ...string) int {
+	n := 0
+	for _, a := range q.Agents {
+		if slices.Contains(states, a.State) {
+			n++
+		}
+	}
+	return n
+}
+
+// maxNamed bounds the names in a message.
+const maxNamed = 8
+
+// Named formats names for a message, those most like word first.
+func Named(word string, names []string) string {
+	names = slices.Clone(names)
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(text.Edits(word, a), text.Edits(word, b)), cmp.Compare(a, b))
+	})
+	more := ""
+	if len(names) > maxNamed {
+		names, more = names[:maxNamed], fmt.Sprintf(" and %d more", len(names)-maxNamed)
+	}
+	for i, n := range names {
+		names[i] = text.Line(n, 100)
+	}
+	return strings.Join(names, ", ") + more
+}

@@ -1,0 +1,103 @@
+// Package submit creates Buildkite builds, each with one request, follows them until they end, and fetches
+// their results. It never leaves a build of its own running without saying so.
+package submit
+
+import (
+	"context"
+	"crypto/rand"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+)
+
+// Verdict is how a job came out.
+type Verdict string
+
+// Verdicts. Every verdict except Passed is a failure.
+const (
+	Passed     Verdict = "passed"
+	NotPassed  Verdict = "not passed"
+	NoResult   Verdict = "no result"
+	TimedOut   Verdict = "timed out"
+	Cancelled  Verdict = "cancelled"
+	NotCreated Verdict = "not created"
+	Unknown    Verdict = "unknown" // Buildkite did not answer its creation, or nothing for too long
+)
+
+// Job is a build to create.
+type Job struct {
+	RunID string // stored in the build's meta-data; unique to the build
+	Build buildkite.NewBuild
+	// Runs are the evaluations that the result must contain.
+	Runs []string
+}
+
+// NewRunID returns a unique run ID.
+func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
+
+// Options say where to create builds and how to follow them.
+type Options struct {
+	Target
+	// Node also fetches node.json.
+	Node bool
+	// On, if not nil, is called with each change of the job with this index.
+	On func(index int, s Status)
+	// Log, if not nil, is called with errors that are retried.
+	Log func(why string)
+}
+
+// Status is the current status of a job.
+type Status struct {
+	Build int    // build number; 0 if not created yet
+	URL   string // of the build's page
+	State string // creating, waiting, running, canceling, fetching, or the verdict
+	Agent string
+	Since time.Time // when the state began
+}
+
+// Outcome is how a job ended.
+type Outcome struct {
+	RunID   string         `json:"run_id"`
+	Build   int            `json:"build,omitempty"`
+	URL     string         `json:"url,omitempty"`
+	State   string         `json:"state,omitempty"` // Buildkite's state of the build
+	Verdict Verdict        `json:"verdict"`
+	Reason  string         `json:"reason"`
+	Agent   string         `json:"agent,omitempty"`
+	Tags    []string       `json:"tags,omitempty"`        // of the agent
+	Exit    *int           `json:"exit_status,omitempty"` // of the job
+	Started time.Time      `json:"-"`                     // by the agent's clock; zero if not known
+	Ended   time.Time      `json:"-"`                     // by the agent's clock; zero if not known
+	Queue   float64        `json:"queue_seconds"`         // from runnable to started
+	Run     float64        `json:"run_seconds"`           // from started to ended
+	Raw     []byte         `json:"-"`                     // result.json as fetched
+	Node    []byte         `json:"-"`                     // node.json, if there is one
+	NodeErr error          `json:"-"`                     // why node.json cannot be read
+	Result  *result.Result `json:"result,omitempty"`
+}
+
+// Run runs jobs concurrently until they end. When ctx ends, it cancels their builds and waits
+// for them. It returns one outcome for each job, in order.
+func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outcome {
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	f := &follower{
+		Options: o, client: c, work: work, batch: NewRunID(), events: make(chan func()),
+		busy: make(chan struct{}, atOnce), began: time.Now(), answered: time.Now(),
+	}
+	for i, j := range jobs {
+		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.batch}
+		maps.Copy(meta, j.Build.MetaData)
+		j.Build.MetaData = meta
+		f.runs = append(f.runs, &run{index: i, job: j, out: Outcome{RunID: j.RunID}})
+	}
+	f.follow(ctx, stop)
+	out := make([]Outcome, len(f.runs))
+	for i, r := range f.runs {
+		out[i] = r.out
+	}
+	return out
+}

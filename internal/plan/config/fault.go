@@ -1,0 +1,86 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/yamlfile"
+)
+
+// quoted formats a word of the file, truncated for a message.
+func quoted(s string) string { return fmt.Sprintf("%.80q", s) }
+
+var yamlType = lazy.Regexp("(?s)^cannot unmarshal !!(\\w+)(?: `(.*)`)? into (\\S+)$")
+
+// decodeFaults records the faults in an error of the YAML library.
+func (r *reader) decodeFaults(err error) {
+	if err == nil {
+		return
+	}
+	messages := []string{err.Error() + "; check the quotes, brackets and indentation there"}
+	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
+		messages = te.Errors
+	}
+	for _, msg := range messages {
+		line, text := yamlfile.Line(msg)
+		if t := yamlType().FindStringSubmatch(text); t != nil {
+			text = quoted(t[2]) + " is not " + kindName(t[3])
+			if t[2] == "" {
+				text = "this is not " + kindName(t[3])
+			}
+		}
+		r.Add(line, "%s", text)
+	}
+}
+
+func kindName(goType string) string {
+	switch {
+	case strings.HasPrefix(goType, "int"):
+		return "a whole number; write one such as 8"
+	case goType == "bool":
+		return "true or false; write one of them"
+	case goType == "string":
+		return "a string; write one, in quotes if YAML reads it as something else"
+	case strings.HasPrefix(goType, "[]"), goType == "config.Patterns":
+		return "a list; write one such as [a, b]"
+	default:
+		return "a group of keys; write each in a line of its own, indented"
+	}
+}
+
+// suggestion is evaluated only for a fault that is kept.
+type suggestion struct {
+	key   string
+	known []string
+}
+
+// String names the key that was probably meant, or else all known keys.
+func (s suggestion) String() string {
+	key := s.key
+	flat := func(s string) string {
+		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+	}
+	for _, k := range s.known {
+		if flat(k) == flat(key) || len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k))) {
+			return fmt.Sprintf("write %q", k)
+		}
+	}
+	return "use one of " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
+}
+
+// InputError means that the user has to change what was given: the configuration file, a variable
+// or a flag.
+type InputError struct{ Err error }
+
+func (e *InputError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *InputError) Unwrap() error { return e.Err }
+
+// BadInput returns an InputError.
+func BadInput(format string, args ...any) error { return &InputError{fmt.Errorf(format, args...)} }

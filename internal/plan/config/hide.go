@@ -1,0 +1,52 @@
+package config
+
+import "github.com/gpu-mode/kbnode/internal/std/lazy"
+
+// hidden replaces what is not shown. It is valid in a URL and in a regular expression.
+const hidden = "xxxxx"
+
+var (
+	urlLogin     = lazy.Regexp(`(?s)^([A-Za-z][A-Za-z0-9+.-]*://)?.*@`)
+	urlQuery     = lazy.Regexp(`(?s)([?#]).+$`)
+	patternLogin = lazy.Regexp(`(:(?:\\?/){2})([^/\s\[\]()|]+)@`)
+)
+
+// HideURL removes the user, the password, and all that follows the path from a URL:
+// a signed one has its signature there. It removes too much rather than too little,
+// since a password may contain any character and the text may not be a URL.
+func HideURL(s string) string {
+	return urlQuery().ReplaceAllString(urlLogin().ReplaceAllString(s, "${1}"+hidden+"@"), "${1}"+hidden)
+}
+
+// hidePattern removes users and passwords from the URLs in a regular expression,
+// except the user git, which is public.
+func hidePattern(s string) string {
+	return patternLogin().ReplaceAllStringFunc(s, func(m string) string {
+		if part := patternLogin().FindStringSubmatch(m); part[2] != "git" {
+			return part[1] + hidden + "@"
+		}
+		return m
+	})
+}
+
+// hide removes the secrets from the value of a key. some reports whether there were any.
+func hide(key string, value any) (shown any, some bool) {
+	switch v := value.(type) {
+	case string:
+		if key == "agent.endpoint" || key == "agent.download_url" {
+			shown := HideURL(v)
+			return shown, shown != v
+		}
+	case Patterns:
+		shown, some := hide(key, []string(v))
+		return shown, some
+	case []string:
+		list := []string{}
+		for _, s := range v {
+			list = append(list, hidePattern(s))
+			some = some || list[len(list)-1] != s
+		}
+		return list, some
+	}
+	return value, false
+}

@@ -1,0 +1,172 @@
+package config
+
+import (
+	"bytes"
+	"reflect"
+	"strings"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/yamlfile"
+)
+
+// Bounds of a configuration file, and of the faults shown of one. A real file
+// has a few hundred bytes.
+const (
+	maxBytes  = 1 << 20
+	shownMost = 100
+)
+
+// File is the content of a configuration file.
+type File struct {
+	Config Config
+	// Lines has the line of each key with a value, by dotted path.
+	Lines map[string]int
+}
+
+// Parse returns the Config that [Read] reads.
+func Parse(name string, text []byte) (Config, error) {
+	f, err := Read(name, text)
+	return f.Config, err
+}
+
+// Read reads the text of a configuration file; nil means that there is no file. An error is
+// [*yamlfile.Faults], with all faults and not just the first.
+func Read(name string, text []byte) (File, error) {
+	r := reader{Faults: yamlfile.Faults{File: name}, lines: map[string]int{}}
+	var c Config
+	if len(text) > maxBytes {
+		r.Add(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
+	} else if root, second, err := yamlfile.Parse(text); err != nil {
+		r.decodeFaults(err)
+	} else if root != nil {
+		r.checkKeys(root, reflect.TypeFor[Config](), "")
+		r.decodeFaults(root.Decode(&c))
+		for _, p := range Validate(c) {
+			r.Add(r.lines[p.Key], "%s: %s", p.Key, p.Text)
+		}
+		if second > 0 {
+			r.Add(0, "has more than one YAML document; keep the first")
+		}
+	} else if text != nil && len(bytes.TrimSpace(text)) == 0 {
+		r.Add(0, "is empty, perhaps because the disk was full; write it again, or remove it to use the defaults")
+	}
+	if err := r.Err(shownMost); err != nil {
+		return File{}, err
+	}
+	return File{c, r.lines}, nil
+}
+
+// reader collects the findings in a file.
+type reader struct {
+	yamlfile.Faults
+	lines map[string]int
+}
+
+// checkKeys checks the keys of a group of type t. It finds what decoding would ignore
+// or stop at, and removes it, so that decoding reaches the rest.
+func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
+	n = target(n)
+	if n.Kind != yaml.MappingNode {
+		return // decoding reports this
+	}
+	known, names := map[string]reflect.Type{}, []string{}
+	for f := range t.Fields() {
+		names = append(names, keyOf(f))
+		known[keyOf(f)] = f.Type
+	}
+	first := map[string]int{}
+	var content []*yaml.Node
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		typ, ok := known[key.Value]
+		switch before := first[key.Value]; {
+		case !ok:
+			r.Add(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
+			continue
+		case before > 0:
+			r.Add(key.Line, "key %q is set twice, first in line %d; remove one of them", key.Value, before)
+			continue
+		}
+		first[key.Value] = key.Line
+		if isGroup(typ) {
+			r.checkKeys(value, typ, prefix+key.Value+".")
+		} else {
+			if !r.fits(value, typ) {
+				continue
+			}
+			if target(value).ShortTag() != "!!null" {
+				r.lines[prefix+key.Value] = key.Line
+			}
+		}
+		content = append(content, key, value)
+	}
+	n.Content = content
+}
+
+// fits reports whether a value can be decoded: it has no groups, whose keys would
+// each be compared with all others, nothing at which the library gives up, and no
+// fraction, which would be truncated.
+func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[yaml.Unmarshaler]()) {
+		return true
+	}
+	n = target(n)
+	items, want := []*yaml.Node{n}, t
+	if n.Kind == yaml.SequenceNode && t.Kind() == reflect.Slice {
+		items, want = n.Content, t.Elem()
+	}
+	for _, item := range items {
+		if target(item).Kind != yaml.ScalarNode {
+			r.Add(item.Line, "this is not %s", kindName(want.String()))
+			return false
+		}
+		if err := item.Decode(new(any)); err != nil { // a tag that does not match
+			r.Add(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
+			return false
+		}
+	}
+	if !strings.HasPrefix(t.Kind().String(), "int") {
+		return true
+	}
+	why := undecimal(n)
+	switch {
+	case n.ShortTag() == "!!float":
+		why = "is not " + kindName("int")
+	case n.ShortTag() == "!!int" && strings.Trim(n.Value, "+-0") == "":
+		why = "is not a number above 0; write one, or leave the key out for its default"
+	case why == "":
+		return true
+	}
+	r.Add(n.Line, "%s %s", quoted(n.Value), why)
+	return false
+}
+
+var decimal = lazy.Regexp(`^-?(0|[1-9][0-9]*)$`)
+
+// undecimal returns what is wrong with a number that people read differently than YAML, such as 010, which is 8; "" if
+// nothing is, or it is no number.
+func undecimal(n *yaml.Node) string {
+	if n.ShortTag() != "!!int" || decimal().MatchString(n.Value) {
+		return ""
+	}
+	return "is not a decimal number; write it without leading zeros, letters and _"
+}
+
+// target returns the node that an alias refers to.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// keyOf returns the key of a field.
+func keyOf(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+	return key
+}
+
+// isGroup reports whether a type has keys of its own; GPUs is a struct but a single value.
+func isGroup(t reflect.Type) bool { return t.Kind() == reflect.Struct && keyOf(t.Field(0)) != "" }

@@ -1,0 +1,86 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"reflect"
+
+	"gopkg.in/yaml.v3"
+
+	"github.com/gpu-mode/kbnode/internal/std/yamlfile"
+)
+
+// Checked is the JSON of kbnode config check; docs/configuration.md describes it.
+type Checked struct {
+	File     string           `json:"file"`
+	OK       bool             `json:"ok"`
+	Keys     int              `json:"keys"`
+	Faults   []yamlfile.Fault `json:"faults"`
+	Warnings []string         `json:"warnings"`
+}
+
+// CheckFile checks a file as strictly as kbnode install does on a machine that fits it.
+func CheckFile(name string, doc []byte) (Checked, error) {
+	f, err := Read(name, doc)
+	if n := f.Config.Slots; n > 0 && !f.Config.GPUs.None {
+		// Not in Validate, which sees flags alone: --slots 4 may be for a file with gpus: none.
+		wrong := &yamlfile.Faults{File: name}
+		wrong.Add(f.Lines["slots"], "slots: %d is set, but the GPUs decide how many slots there are; also write gpus: none, or leave slots out", n)
+		f, err = File{}, wrong
+	}
+	report := Checked{File: name, OK: err == nil, Keys: len(f.Lines), Faults: []yamlfile.Fault{}, Warnings: []string{}}
+	if faults, ok := errors.AsType[*yamlfile.Faults](err); ok {
+		report.Faults = faults.List
+	}
+	if err == nil && f.Config.Queue == "" {
+		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
+	}
+	for _, w := range []string{f.Config.Job.NetworksWarning(), f.Config.Job.TimeWarning()} {
+		if err == nil && w != "" {
+			report.Warnings = append(report.Warnings, w)
+		}
+	}
+	return report, err
+}
+
+// Shown is the JSON of kbnode config show; docs/configuration.md describes it.
+type Shown struct {
+	File   string         `json:"file"` // "" without one
+	Config map[string]any `json:"config"`
+	Hidden []string       `json:"hidden"` // keys with secrets
+	Text   string         `json:"-"`      // the same, as a configuration file
+}
+
+// Show returns a configuration with its defaults, without its secrets; file is "" without one.
+func Show(file string, c Config) (Shown, error) {
+	v := Shown{File: file, Config: map[string]any{}, Hidden: []string{}}
+	if c.GPUs.IsZero() && c.GPUCount == 0 {
+		c.GPUs.All = true
+	}
+	eachKey(reflect.ValueOf(&c).Elem(), "", func(key string, value reflect.Value) {
+		if shown, some := hide(key, value.Interface()); some {
+			value.Set(reflect.ValueOf(shown).Convert(value.Type()))
+			v.Hidden = append(v.Hidden, key)
+		}
+	})
+	about := "The configuration of this node. File: " + cmp.Or(file, "none")
+	if len(v.Hidden) > 0 {
+		about += "\n# Secrets are shown as " + hidden + ": restore them before you use this file."
+	}
+	var err error
+	if v.Text, err = Render(c, about); err == nil {
+		err = yaml.Unmarshal([]byte(v.Text), &v.Config)
+	}
+	return v, err
+}
+
+// eachKey calls f for every key below v, by its dotted path.
+func eachKey(v reflect.Value, prefix string, f func(string, reflect.Value)) {
+	for field, value := range v.Fields() {
+		if isGroup(field.Type) {
+			eachKey(value, prefix+keyOf(field)+".", f)
+		} else {
+			f(prefix+keyOf(field), value)
+		}
+	}
+}
