@@ -57,9 +57,8 @@ func (a *applier) partition(unit string) error {
 	} else if err := a.h.callStep("partition", unit); err != nil {
 		return err
 	} else if err := os.WriteFile(name, []byte("root"), 0o600); err != nil {
-		var pathErr *fs.PathError
 		why = err.Error()
-		if errors.As(err, &pathErr) {
+		if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 			why = slot.FilePartition + ": " + pathErr.Err.Error()
 		}
 	} else if now, err := readSmall(name); err != nil {

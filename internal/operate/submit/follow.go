@@ -97,7 +97,7 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 		case do := <-f.events:
 			do()
 		case <-timer.C:
-			f.poll(ctx)
+			f.poll()
 			f.checkTimes()
 			timer.Reset(pause(time.Since(f.began)))
 		}
@@ -159,7 +159,7 @@ func (r *run) unanswered() string {
 }
 
 // poll reads all builds in progress with one query.
-func (f *follower) poll(ctx context.Context) {
+func (f *follower) poll() {
 	if f.polling {
 		return
 	}
