@@ -296,14 +296,14 @@ func TestTokenFileIsReadOnce(t *testing.T) {
 		}
 	}()
 	f := &installFlags{tokenFile: name}
-	if o, err := f.options(t.Context(), term.Streams{Root: true}); err != nil || o.Token != "token-from-pipe" {
+	if o, err := f.options(t.Context(), term.Streams{Root: true, Commands: Commands()}); err != nil || o.Token != "token-from-pipe" {
 		t.Errorf("%q, %v", o.Token, err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	f = &installFlags{tokenFile: pipe()} // no one writes
-	if _, err := f.options(ctx, term.Streams{Root: true}); !errors.Is(err, term.ErrDeclined) {
+	if _, err := f.options(ctx, term.Streams{Root: true, Commands: Commands()}); !errors.Is(err, term.ErrDeclined) {
 		t.Error(err)
 	}
 }
