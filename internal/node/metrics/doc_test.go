@@ -18,7 +18,7 @@ import (
 
 func repository(t *testing.T, name string) string {
 	t.Helper()
-	text := must.Read(t, filepath.Join("../..", name))
+	text := must.Read(t, filepath.Join("../../..", name))
 	return text
 }
 
