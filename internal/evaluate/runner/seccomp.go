@@ -126,8 +126,8 @@ func (f *filter) refuseCalls() {
 	f.onCall(unix.SYS_SETSOCKOPT, decideSetsockopt)
 }
 
-// onSelf decides about a call whose first argument is a process: 0, the calling one, is allowed.
-func onSelf(errno unix.Errno) func(*filter) {
+// onlySelf decides about a call whose first argument is a process: 0, the calling one, is allowed.
+func onlySelf(errno unix.Errno) func(*filter) {
 	return func(f *filter) {
 		f.loadArg(0)
 		f.skipIfNot(0, 1)
@@ -138,9 +138,9 @@ func onSelf(errno unix.Errno) func(*filter) {
 
 // limitScheduling lets a program schedule itself alone, and not even that if it has cores of its own.
 func (f *filter) limitScheduling(ownCores bool) {
-	f.onAny(onSelf(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM)
+	f.onAny(onlySelf(unix.EPERM), unix.SYS_SCHED_SETSCHEDULER, unix.SYS_SCHED_SETPARAM)
 	// Threads that are made with an affinity are not made if this fails.
-	affinity, attributes := onSelf(0), onSelf(unix.EPERM)
+	affinity, attributes := onlySelf(0), onlySelf(unix.EPERM)
 	if ownCores {
 		affinity = func(f *filter) { f.fail(0) }
 		attributes = affinity // they have its slice, and the clock rate that it asks for
