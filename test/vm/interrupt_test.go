@@ -219,8 +219,6 @@ func TestInterrupted(t *testing.T) {
 		idle(t, m, 6)
 	})
 
-	t.Run("the machine reboots", func(t *testing.T) { rebooted(t, m) })
-
 	t.Run("the engine is killed, and containers end while the next one restores them", func(t *testing.T) { endedInRestore(t, p) })
 }
 
@@ -247,24 +245,6 @@ watch=$! jobs=
 	must.Equal(t, "", m.Sh("cat /root/two"))
 	for slot := range 8 {
 		m.Wait("the container to go", fmt.Sprintf("! ls -d /sys/fs/cgroup/buildkite.slice/buildkite-gpu%d.slice/docker-*", slot))
-		idle(t, m, slot)
-	}
-}
-
-// rebooted reboots the machine during a job that then runs for a while: the agent finishes it before it ends, and all slots
-// serve again. The stand-in for Buildkite, and who waits for the build there, stay until the agent has ended.
-func rebooted(t *testing.T, m *vm.Machine) {
-	t.Helper()
-	m.Sh(`mkdir -p /etc/systemd/system/buildkite-agent-gpu3.service.d
-printf '[Unit]\nAfter=bkstub.service\n' >/etc/systemd/system/buildkite-agent-gpu3.service.d/stub.conf; systemctl daemon-reload`)
-	build := submitted(m, 3, "i=0; until [ $$i = 60 ]; do i=$$((i + 1)); echo line $$i; sleep 1; done; echo '{}' >out.json; echo last $$i")
-	m.Sh("systemd-run -q -p DefaultDependencies=no bash -c 'bkstub wait --json " + build + " >/root/waited; sync'")
-	m.Reboot()
-	waited := m.Sh("cat /root/waited")
-	must.Contain(t, waited, "last 60")
-	must.Contain(t, waited, "passed")
-	m.Sh("bkstub wait-agents --count 8 --timeout 10m")
-	for slot := range 8 {
 		idle(t, m, slot)
 	}
 }
