@@ -122,8 +122,8 @@ func (n *Node) stored(path, what string, parse func([]byte) error) error {
 func (n *Node) bindings() (*plan.Bindings, error) {
 	all, last := &plan.Bindings{}, (*inventory.Inventory)(nil)
 	err := n.stored(plan.LastPath, "the last inventory", func(text []byte) (err error) { last, err = plan.ParseLast(text); return err })
-	if note := fmt.Sprint(err); err != nil && !slices.Contains(n.Notes, note) {
-		n.Notes = append(n.Notes, note)
+	if err != nil && !slices.Contains(n.Notes, err.Error()) {
+		n.Notes = append(n.Notes, err.Error())
 	}
 	err = n.stored(plan.BindingsPath, "slot bindings", func(text []byte) (err error) { all, err = plan.ParseBindings(text); return err })
 	if err != nil {
