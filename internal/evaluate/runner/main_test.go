@@ -55,10 +55,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pythonDir finds the interpreter that python3 runs; python3 may be a slow script.
-var pythonDir = sync.OnceValues(func() (string, error) {
-	out, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
-	return filepath.Dir(strings.TrimSpace(string(out))), err
+// pythonDir finds the interpreter that python3 runs; python3 may be a slow script. The distribution's comes first: without
+// Landlock the runner looks at each file of Python's packages, and another one may have 50,000 there.
+var pythonDir = sync.OnceValues(func() (dir string, err error) {
+	for _, python := range []string{"/usr/bin/python3", "python3"} {
+		var out []byte
+		if out, err = exec.Command(python, "-c", "import ctypes, sys; print(sys.executable)").Output(); err == nil {
+			return filepath.Dir(strings.TrimSpace(string(out))), nil
+		}
+	}
+	return "", err
 })
 
 // job is one run of the runner in its own directory.

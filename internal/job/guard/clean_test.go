@@ -481,9 +481,11 @@ func TestHold(t *testing.T) {
 	// Another one takes the slot while someone waits: it has its time, too.
 	lock := r.lock()
 	must.Do(t, holder{holderAgent, 11}.lock(lock))
-	time.AfterFunc(r.handover/2, func() { _ = holder{holderAgent, 12}.lock(lock) })
+	taken := make(chan error, 1)
+	time.AfterFunc(r.handover/2, func() { taken <- holder{holderAgent, 12}.lock(lock) })
 	r.signal = func(_ *os.File, h holder, _ syscall.Signal) {
 		must.Equal(t, 12, h.pid)
+		must.Do(t, <-taken)
 		unlock(lock)
 	}
 	begun := time.Now()
