@@ -13,7 +13,7 @@ rm -f "$results" "$rerun"
 status=0
 "${GOTESTSUM:?}" --format "${TEST_FORMAT:-pkgname-and-test-fails}" --hide-summary skipped --jsonfile "$results" \
   --rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report "$rerun" \
-  --packages "$packages" -- "$@" || status=$?
+  --packages "$packages" -- -timeout 30m "$@" || status=$?
 
 if [ $status = 0 ] && ! grep -q '"Action":"run"' "$results"; then
   echo "no test ran; test/vm/scenarios has the names of the scenarios" >&2

@@ -63,6 +63,12 @@ func ForkOn(t testing.TB, debian string) *Machine {
 		t.Fatal(err)
 	}
 	m := newMachine(t, v)
+	if v.slow > slowest {
+		if err := v.calm(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("after other work on this machine, they are multiplied by %.1f", v.slow)
+	}
 	if err := v.InstallTools(t.Context()); err != nil {
 		t.Fatal(err)
 	}
