@@ -25,7 +25,7 @@ const (
 	// stopSlack is how much longer the engine may take for that, before the job ends without it.
 	stopSlack = 2 * time.Second
 	// engineTime is how long the engine may take for one step to a job's start. A working one takes
-	// milliseconds, or minutes when it starts a container on each slot of a busy machine.
+	// milliseconds. Eight containers that start at once on an emulated machine took over two minutes each.
 	engineTime = 5 * time.Minute
 	// discardTime is how long a removal may take for which someone waits.
 	discardTime = 2 * time.Second

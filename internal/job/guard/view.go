@@ -71,7 +71,7 @@ func (g *guard) viewImage(ctx context.Context, image docker.ImageConfig, use fun
 	}
 	defer func() {
 		if v.id != "" {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.engineTime)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(g.engineTime, g.handover)) // the next job waits no longer
 			defer cancel()
 			err = errors.Join(err, g.api.Discard(ctx, v.id))
 		}
