@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/job/agent"
 	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job/guard"
 	"github.com/gpu-mode/kbnode/internal/machine/disk"
@@ -22,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/metrics"
+	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -120,8 +122,9 @@ func newDisk(s term.Streams) *cobra.Command {
 
 func newDaemon(s term.Streams) *cobra.Command {
 	return &cobra.Command{
-		Use:   "daemon",
-		Short: "Keep this node in its planned state (run by its service)",
+		Use:    "daemon",
+		Short:  "Keep this node in its planned state (run by its service)",
+		Hidden: true,
 		Long: `Keep this node in its planned state. On SIGHUP, it reads everything again. It never
 ends a job, and you can stop it at any time.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runDaemon(cmd.Context(), s) },
@@ -147,10 +150,17 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
 	})
 	defer m.Close()
+	absent := standin.New(standin.Options{
+		Token: func() (string, error) { return agent.ReadToken(plan.TokenPath) }, Log: s.Logger(),
+	})
+	defer absent.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/",
 		Node: node.Daemon(Version(), s.Logger()), Events: events.Log{File: events.Path}, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
-		Publish: m.Publish,
+		Publish: func(pass daemon.Snapshot) {
+			m.Publish(pass)
+			node.ShowAbsent(absent, pass)
+		},
 	})
 	return nil
 }

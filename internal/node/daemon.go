@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
@@ -49,6 +50,7 @@ func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
 	return &daemon.Reading{
 		Plan: n.Plan, Inventory: n.Inventory, Drains: n.Drains, Started: began.Up,
 		Listen: n.Config.Metrics.Listen, Socket: n.Config.Docker.Socket,
+		Service: standin.Service{Endpoint: n.AgentEndpoint(), AgentVersion: n.agentVersion()},
 		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
 			n.Others = &drains
 			err := n.MakePlan()

@@ -138,11 +138,15 @@ func askAgent(ctx context.Context, file string) (inventory.Agent, error) {
 
 // AgentEndpoint returns where the agents connect to.
 func (n *Node) AgentEndpoint() string {
-	version := n.Agent.Version
-	if version == "" || n.Config.Agent.Binary != "" {
-		version = n.Inventory.Software.Agent.Version
+	return plan.AgentEndpoint(n.Config.Agent.Endpoint, n.agentVersion())
+}
+
+// agentVersion returns the version of the slots' agents.
+func (n *Node) agentVersion() string {
+	if n.Config.Agent.Binary != "" {
+		return n.Inventory.Software.Agent.Version
 	}
-	return plan.AgentEndpoint(n.Config.Agent.Endpoint, version)
+	return cmp.Or(n.Agent.Version, n.Inventory.Software.Agent.Version)
 }
 
 // AgentName names a version for people; "" is the installed agent.

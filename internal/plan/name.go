@@ -67,6 +67,13 @@ func queueName(template string, s Slot, node string) string {
 	).Replace(template)
 }
 
+// OutTag is the tag of an agent that stands in for a slot out of service. Its value is the slot's state, and the note of its
+// pause is the reason.
+const OutTag = "out-of-service"
+
+// OutStates are the values of OutTag.
+var OutStates = []string{"parked", "drained", "failed"}
+
 // agentTags returns the tags of a slot's agent, in the order that people read. The node's name
 // is clean.
 func agentTags(s Slot, node, version string, extra []string) []string {

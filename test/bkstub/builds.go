@@ -262,7 +262,7 @@ func newWaitAgents(c *cli) *cobra.Command {
 			all, err := c.Agents(ctx, org) // the server may not be up yet
 			connected := 0
 			for _, a := range all {
-				if !a.Stopping() && (*queue == "" || buildkite.Tag(a.Tags, "queue") == *queue) {
+				if !a.Stopping() && !a.StandsIn() && (*queue == "" || buildkite.Tag(a.Tags, "queue") == *queue) {
 					connected++
 				}
 			}

@@ -2,6 +2,7 @@ package bktest
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/rand"
 	"fmt"
@@ -22,6 +23,7 @@ func (s *Server) agentRoutes() {
 	s.handle("POST /v3/connect", s.byAgent, s.connect)
 	s.handle("POST /v3/disconnect", s.byAgent, s.disconnect)
 	s.handle("POST /v3/heartbeat", s.byAgent, parsed(s.heartbeat))
+	s.handle("POST /v3/pause", s.byAgent, parsed(s.pause))
 	s.handle("GET /v3/ping", s.byAgent, s.ping)
 	s.handle("PUT /v3/jobs/{job}/accept", s.byAgent, s.accept)
 	s.handle("GET /v3/jobs/{job}", s.byJob, s.jobState)
@@ -95,6 +97,7 @@ type registration struct {
 	Version  string   `json:"version"`
 	PID      int      `json:"pid"`
 	Tags     []string `json:"meta_data"`
+	Ignore   bool     `json:"ignore_in_dispatches"`
 }
 
 func (s *Server) register(_ *call, req registration) reply {
@@ -118,7 +121,7 @@ func (s *Server) enroll(req registration) (*agent, error) {
 			return nil, fmt.Errorf("no queue named %q in this cluster; create it first", q)
 		}
 	}
-	a := &agent{token: "agent-" + rand.Text(), lastSeen: time.Now()}
+	a := &agent{token: "agent-" + rand.Text(), lastSeen: time.Now(), ignored: req.Ignore}
 	name := strings.NewReplacer("%hostname", req.Hostname, "%pid", strconv.Itoa(req.PID), "%random", rand.Text()[:6]).Replace(req.Name)
 	a.Agent = Agent{
 		ID: newID(), Name: name, ConnectionState: "never_connected", Hostname: req.Hostname, Version: req.Version, MetaData: req.Tags,
@@ -136,6 +139,20 @@ func (s *Server) connect(c *call) reply {
 func (s *Server) disconnect(c *call) reply {
 	c.agent.ConnectionState = "disconnected"
 	s.release(c.agent, "agent_stop")
+	return reply{}
+}
+
+type pausing struct {
+	Note    string `json:"note"`
+	Minutes int    `json:"timeout_in_minutes"`
+}
+
+func (s *Server) pause(c *call, req pausing) reply {
+	if req.Minutes < 0 || req.Minutes > 7*24*60 {
+		return reply{status: http.StatusUnprocessableEntity, body: map[string]string{"message": "timeout_in_minutes is out of range"}}
+	}
+	c.agent.Paused, c.agent.PausedNote = true, &req.Note
+	c.agent.resumes = time.Now().Add(time.Duration(cmp.Or(req.Minutes, 5)) * time.Minute)
 	return reply{}
 }
 

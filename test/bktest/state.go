@@ -51,7 +51,9 @@ type agent struct {
 	Agent
 	token    string
 	lastSeen time.Time
-	job      *job // assigned to it or run by it
+	job      *job      // assigned to it or run by it
+	ignored  bool      // it gets no jobs
+	resumes  time.Time // if it is paused
 }
 
 type artifact struct {
@@ -135,6 +137,9 @@ func (s *Server) addJob(b *build, st step) *job {
 
 // next returns the job that an idle agent gets, or nil.
 func (s *Server) next(a *agent) *job {
+	if a.Paused || a.ignored {
+		return nil
+	}
 	for _, b := range s.builds {
 		for _, j := range b.jobs {
 			if j.State == "scheduled" && matches(j.step.Agents, a.MetaData) {
@@ -157,6 +162,9 @@ func (s *Server) sweep() {
 		if a.live() && now.Sub(a.lastSeen) > lostAfter {
 			a.ConnectionState = "lost"
 			s.release(a, agentLost)
+		}
+		if a.Paused && now.After(a.resumes) {
+			a.Paused, a.PausedNote = false, nil
 		}
 	}
 	for _, b := range s.builds {

@@ -56,6 +56,8 @@ type Agent struct {
 	Version         string   `json:"version"`
 	MetaData        []string `json:"meta_data"` // the tags, key=value
 	Job             *Job     `json:"job"`       // nil when idle
+	Paused          bool     `json:"paused"`
+	PausedNote      *string  `json:"paused_note"`
 }
 
 // Artifact is a file that a job uploaded.

@@ -183,8 +183,10 @@ func TestStory(t *testing.T) {
 			t.Errorf("drain says %s", out)
 		}
 		slotIs(t, m, 1, "drained", "")
+		m.Wait("its reason in Buildkite", api+"kbnode queue b200 | grep -q 'gpu1 drained: by operator: new fan'")
 		m.Sh("kbnode resume gpu1; bkstub wait-agents --count 2 --timeout 5m")
 		idle(t, m, 1)
+		m.Wait("no reason in Buildkite", api+"kbnode queue b200 --agents | grep -c '^b200-node-gpu1 ' | grep -q '^1$'")
 	})
 
 	part("another agent and back, beside a job", func(t *testing.T) {
@@ -211,6 +213,7 @@ func TestStory(t *testing.T) {
 	part("a GPU lost and back", func(t *testing.T) {
 		m.Sh("sim-gpu lose 1")
 		slotIs(t, m, 1, "parked", "missing")
+		m.Wait("its reason in Buildkite", api+"kbnode queue b200 | grep -q 'gpu1 parked: '")
 		slotIs(t, m, 0, "idle", "")
 		m.Sh("sim-gpu restore 1; bkstub wait-agents --count 2 --timeout 5m")
 		slotIs(t, m, 1, "idle", "")

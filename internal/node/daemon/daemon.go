@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
@@ -118,6 +119,7 @@ type daemonLoop struct {
 	stopping map[int]bool     // slots whose agents were asked to stop for their health
 	reported string           // the last error that was logged
 	address  string           // Reading.Listen
+	service  standin.Service  // Reading.Service
 	socket   string           // of the Docker engine; "" before the first plan
 	engine   inventory.Docker // as it answered last
 	snapshot Snapshot         // of the current pass

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
@@ -328,6 +329,7 @@ type Reading struct {
 	Started   time.Duration // by health.Moment.Up
 	Listen    string        // address of the metrics; "" for none
 	Socket    string        // of the Docker engine
+	Service   standin.Service
 	// Replan makes the plan again with other drains than the stored ones.
 	Replan func(drains []plan.Drain) (*plan.Plan, error)
 }

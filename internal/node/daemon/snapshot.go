@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -22,6 +23,7 @@ type Snapshot struct {
 	Applied []reconcile.Change // that were made
 	Waiting int                // number of changes that wait for the end of a job
 	Listen  string             // address of the metrics; "" for none
+	Service standin.Service    // zero before the first full pass
 }
 
 // publish passes the finished pass to Options.Publish.
@@ -31,6 +33,6 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	}
 	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen = d.plan, d.health.Verdicts, d.address
+	s.Plan, s.Verdicts, s.Listen, s.Service = d.plan, d.health.Verdicts, d.address, d.service
 	d.Publish(s)
 }

@@ -229,7 +229,7 @@ func connected(ctx context.Context, m *Machine) Answer {
 }
 
 func listed(s plan.Slot, list []buildkite.Agent) Finding {
-	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent })
+	named := slices.DeleteFunc(slices.Clone(list), func(a buildkite.Agent) bool { return a.Name != s.Agent || a.StandsIn() })
 	switch {
 	case len(named) == 0:
 		return fail("Buildkite does not list the agent").Advise("see sudo journalctl -u %s, and run sudo systemctl restart --no-block %[1]s", plan.AgentUnit(s.Index))

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // Agent is a connected agent.
@@ -17,7 +20,12 @@ type Agent struct {
 	Paused     bool     `json:"paused"`           // paused in Buildkite, which sends it no jobs
 	PausedNote string   `json:"paused_note"`
 	Job        *Job     `json:"job"` // what it runs; nil if idle
+
+	LastJob time.Time `json:"last_job_finished_at"` // zero if it had none
 }
+
+// StandsIn reports whether the agent only says why a slot takes no jobs.
+func (a Agent) StandsIn() bool { return Tag(a.Tags, plan.OutTag) != "" }
 
 // Stopping reports whether the agent exits after its job.
 func (a Agent) Stopping() bool { return a.Connection == Stopping }

@@ -37,7 +37,7 @@ var QueueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
 
 // ownTags are the agent tags that kbnode sets itself.
-var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit"}
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit", "out-of-service"}
 
 // Validate checks what can be checked without a machine.
 func Validate(c Config) []Problem {
