@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -44,14 +45,25 @@ func TestQueueCommand(t *testing.T) {
 		out   string
 		err   string
 	}{
-		{args: nil, out: "b200: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
-			"AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  VERSION  KBNODE\n" +
-			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2   1.0\n\n" +
-			"h100: 1 agent, 1 idle, 0 busy; no jobs waiting\n" +
+		{args: nil, out: "NODE  SLOTS  IDLE  BUSY  OUT  LAST JOB  KBNODE  OUT OF SERVICE\n" +
+			"n     1      1     0     0    -         1.0     -\n" +
+			"b200: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n\n" +
+			"NODE    SLOTS  IDLE  BUSY  OUT  LAST JOB  KBNODE  OUT OF SERVICE\n" +
+			"host-x  1      1     0     0    -         -       -\n" +
+			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
+		{args: []string{"h100", "b200", "--agents"}, out: "AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  VERSION  KBNODE\n" +
+			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2   1.0\n" +
+			"b200: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n\n" +
 			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
-			"x      idle   -    -    -    -      host-x  3.76.2   -\n"},
+			"x      idle   -    -    -    -      host-x  3.76.2   -\n" +
+			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
+		{args: []string{"--node", "host*"}, out: "NODE    SLOTS  IDLE  BUSY  OUT  LAST JOB  KBNODE  OUT OF SERVICE\n" +
+			"host-x  1      1     0     0    -         -       -\n" +
+			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
+		{args: []string{"--node", "["}, code: term.ExitUsage, err: `--node "[" is not a pattern`},
+		{args: []string{"--forget", "y"}, code: term.ExitUsage, err: `no node "y" was seen`},
 		{args: []string{"h10"}, code: term.ExitNo,
-			out: "h10: 0 agents, 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
+			out: "h10: 0 nodes, 0 slots: 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
 		{args: []string{"--org", "gpumode"}, code: term.ExitNo, err: "the API token has no access to this organization, or the pipeline does not exist; check the names"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_agents"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_builds"},
@@ -104,9 +116,9 @@ func TestQueueTable(t *testing.T) {
 	}, []buildkite.Build{{Jobs: []buildkite.Job{
 		{Type: "script", State: "scheduled", Rules: []string{"queue=b200"}, Runnable: now.Add(-4 * time.Minute)},
 		{Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
-	}}})[0]
+	}}}, now)[0]
 	var out bytes.Buffer
-	operator.PrintQueues(&out, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}})
+	operator.PrintQueues(&out, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, true)
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
 		drawn := operator.QueueTable(&out, queue, now).Draw(width)
@@ -114,5 +126,76 @@ func TestQueueTable(t *testing.T) {
 			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
 		}
 		must.Contain(t, drawn, "AGENT", "STATE", "JOB", "GPU", "kernelbot#1202", "somebody-else…-a-long-name-1", "b200-node-07-gpu3")
+	}
+}
+
+// TestNodeTable checks what an operator sees of nodes in each state, and that a terminal of 80 columns shows it.
+func TestNodeTable(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	var agents []buildkite.Agent
+	add := func(node, version string, k int, more ...string) *buildkite.Agent {
+		agents = append(agents, buildkite.Agent{
+			Name: fmt.Sprintf("%s-gpu%d", node, k),
+			Tags: append([]string{"queue=b200", fmt.Sprintf("gpu-index=%d", k), "node=" + node, "kbnode=" + version, "slots=8"}, more...),
+		})
+		return &agents[len(agents)-1]
+	}
+	for k := range 8 {
+		add("b200-01", "1.4.0", k).Job = &buildkite.Job{ID: "j", State: "running"}
+		add("b200-02", "1.4.0", k).LastJob = now.Add(-5 * time.Minute)
+		if k < 6 {
+			add("b200-03", "1.3.9", k)
+		}
+		if k != 3 {
+			add("b200-07", "1.4.0", k)
+		}
+	}
+	out := add("b200-07", "1.4.0", 3, "out-of-service=parked")
+	out.Paused, out.PausedNote = true, "the GPU is lost (Xid 79): reboot the machine; then sudo kbnode resume gpu3"
+	for k := range 8 {
+		out := add("b200-11", "1.4.0", k, "out-of-service=drained")
+		out.Paused, out.PausedNote = true, "by operator: new fans"
+	}
+	queue := buildkite.Queues(agents, nil, now)[0]
+	queue.Nodes = append(queue.Nodes, buildkite.QueueNode{Node: "b200-20", Slots: 8, KbnodeVersion: "1.4.0", LastJob: now.Add(-3 * time.Hour), Seen: now.Add(-2 * time.Hour)})
+	var printed bytes.Buffer
+	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, false)
+	golden(t, "queue-nodes.txt", printed.String())
+	for _, width := range []int{80, 60} {
+		drawn := operator.NodeTable(&printed, queue, now).Draw(width)
+		if n := text.LongestLineLen(drawn); n > width {
+			t.Errorf("%d columns of %d:\n%s", n, width, drawn)
+		}
+		must.Contain(t, drawn, "gpu3 parked", "b200-20", "all drained")
+	}
+}
+
+// TestGoneNode has a node lose all of its agents between two looks: it is still shown, until it is forgotten.
+func TestGoneNode(t *testing.T) {
+	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"n-gpu0": {"queue=b200", "node=n", "slots=2"}, "n-gpu1": {"queue=b200", "node=n", "slots=2"}}))
+	state := os.Getenv("XDG_STATE_HOME")
+	must.Contain(t, kbnode(t, "queue").out, "b200: 1 node, 2 slots: 2 idle")
+	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"n-gpu1": {"queue=b200", "node=n", "slots=2"}, "m-gpu0": {"queue=h100", "node=m"}}))
+	t.Setenv("XDG_STATE_HOME", state)
+	must.Contain(t, kbnode(t, "queue").out, "gpu0 missing: no agent is connected for ", "b200: 1 node, 2 slots: 1 idle, 0 busy, 1 out of service")
+	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"m-gpu0": {"queue=h100", "node=m"}}))
+	t.Setenv("XDG_STATE_HOME", state)
+	for _, args := range [][]string{{"queue"}, {"queue", "b200"}} {
+		must.Contain(t, kbnode(t, args...).out, "gone for ", "b200: 1 node, 2 slots: 0 idle, 0 busy, 2 out of service")
+	}
+	if got := kbnode(t, "queue", "--forget", "n"); got.code != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := kbnode(t, "queue"); strings.Contains(got.out, "b200") {
+		t.Errorf("%+v", got)
+	}
+	// A file that cannot be read is said, and replaced.
+	must.Write(t, state, "kbnode/nodes-kbnode.json", "{")
+	got := kbnode(t, "queue")
+	must.Contain(t, got.err, "read the nodes seen before")
+	must.Contain(t, got.out, "h100: 1 node, 1 slot: 1 idle")
+	if got := kbnode(t, "queue"); got.err != "" {
+		t.Errorf("%+v", got)
 	}
 }

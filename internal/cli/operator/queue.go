@@ -1,135 +1,169 @@
 package operator
 
 import (
-	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"io"
-	"strconv"
-	"strings"
+	"path"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/operate/fleet"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
+// queueWatch is how often --watch asks Buildkite: each look takes a request per 100 agents and one per 30 builds, of the
+// 50 that a person's tokens may make in a minute.
+const queueWatch = 15 * time.Second
+
+type queueCommand struct {
+	s      term.Streams
+	api    APIFlags
+	queues []string
+	node   string // pattern
+
+	agents, watch, asJSON bool
+}
+
 // NewQueue returns kbnode queue.
 func NewQueue(s term.Streams) *cobra.Command {
-	var api APIFlags
-	var asJSON bool
+	q := &queueCommand{s: s}
+	forget := ""
 	cmd := &cobra.Command{
-		Use:   "queue [NAME]",
-		Short: "Show the agents of Buildkite's queues, their jobs, and what waits",
-		Long: `Show the agents of a queue, or of all queues, what each runs, and how many jobs wait.
+		Use:   "queue [NAME ...]",
+		Short: "Show the nodes of Buildkite's queues, what serves, and what waits",
+		Long: `Show the nodes of some queues, or of all: their slots that are idle, busy, and out of
+service, and why, and how many jobs wait.
 
-The API token needs the scopes read_agents and read_builds. Agents and jobs that name no
-queue are in the queue default.
+A node whose agents are all gone is shown for a week, as it was when this command last saw
+it. The API token needs the scopes read_agents and read_builds. Agents and jobs that name
+no queue are in the queue default.
 
 Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode
-  kbnode queue b200 --token-file ~/.buildkite-token`,
-		Args: cobra.MaximumNArgs(1),
+  kbnode queue b200 mi300 --watch
+  kbnode queue b200 --node 'vendor-*' --agents`,
+		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := strings.Join(args, "")
-			switch {
-			case len(args) > 0 && name == "":
-				return term.Usagef("the queue name is empty; leave it out for all queues")
-			case len(name) > 100 || !text.Plain(name):
-				return term.Usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
+			q.queues = args
+			if cmd.Flags().Changed("forget") {
+				return q.forget(forget)
 			}
-			client, err := api.Client(s, nil)
-			if err != nil {
-				return err
-			}
-			report, none, err := client.ReadQueues(cmd.Context(), api.Org, name)
-			if err != nil {
-				return err
-			}
-			err = s.Print(asJSON, report, func() { PrintQueues(s.Out, report) })
-			if err == nil && none != "" {
-				err = errors.New(none)
-			}
-			return err
+			return q.run(cmd.Context())
 		},
 	}
-	api.add(cmd)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	q.api.add(cmd)
+	fl := cmd.Flags()
+	fl.BoolVar(&q.asJSON, "json", false, "print JSON")
+	fl.BoolVar(&q.agents, "agents", false, "show a line per agent, with its job")
+	fl.BoolVar(&q.watch, "watch", false, "refresh every 15 seconds, until interrupted")
+	fl.StringVar(&q.node, "node", "", "show only nodes with such a name; * and ? stand for other characters")
+	fl.StringVar(&forget, "forget", "", "do not show this node as gone any more")
 	cmd.AddCommand(newQueueCreate(s))
 	return cmd
 }
 
-// PrintQueues writes a report for people.
-func PrintQueues(w io.Writer, report buildkite.QueueReport) {
-	warning := term.PaintWord(w, "warning:")
-	for i, q := range report.Queues {
-		if i > 0 {
-			term.Printf(w, "\n")
+func (q *queueCommand) check() error {
+	if len(q.queues) == 2 && text.Edits(q.queues[0], "create") <= 2 {
+		return q.s.Advise(fmt.Sprintf("there is no kbnode queue %s", q.queues[0]), []string{"queue", "create", q.queues[1]})
+	}
+	for _, name := range q.queues {
+		switch {
+		case name == "":
+			return term.Usagef("the queue name is empty; leave it out for all queues")
+		case len(name) > 100 || !text.Plain(name):
+			return term.Usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
 		}
-		term.Printf(w, "%s\n", queueSummary(q, report.Time))
-		if len(q.Agents) > 0 {
-			QueueTable(w, q, report.Time).Print()
+	}
+	if q.watch && q.asJSON {
+		return term.Usagef("--watch is for a person, and --json for a program; give one of them")
+	}
+	if _, err := path.Match(q.node, ""); err != nil {
+		return term.Usagef("--node %.40q is not a pattern; write a name, or part of it and *, such as 'vendor-*'", q.node)
+	}
+	return nil
+}
+
+func (q *queueCommand) run(ctx context.Context) error {
+	if err := q.check(); err != nil {
+		return err
+	}
+	client, err := q.api.Client(q.s, nil)
+	if err != nil {
+		return err
+	}
+	for {
+		report, none, err := client.ReadQueues(ctx, q.api.Org, q.queues...)
+		if err != nil {
+			return err
 		}
-		for _, a := range q.Agents {
-			if a.Note != "" {
-				term.Printf(w, "%s is paused: %s\n", a.Name, a.Note)
+		memory, err := fleet.Open(q.api.Org) // each time: another kbnode queue writes it, too
+		if err != nil {
+			q.s.Warn("%v; nodes without agents are not shown", err)
+		}
+		memory.Update(&report, len(q.queues) == 0)
+		if err := memory.Save(); err != nil {
+			q.s.Warn("%v", err)
+		}
+		q.filter(&report)
+		err = q.s.Print(q.asJSON, report, func() {
+			switch {
+			case q.watch && term.Cursor(q.s.Out) > 0:
+				term.Printf(q.s.Out, term.ClearScreen)
+			case q.watch:
+				term.Printf(q.s.Out, "\n")
 			}
+			PrintQueues(q.s.Out, report, q.agents)
+		})
+		if err == nil && none != "" && !q.watch {
+			err = errors.New(none)
 		}
-		for _, n := range q.Lacking {
-			term.Printf(w, "%s %d of the %d slots of %s have an agent; sudo kbnode status there says why: drained, parked, failed, or between two jobs\n",
-				warning, n.Agents, n.Slots, n.Node)
+		if err != nil || !q.watch {
+			return err
 		}
-		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
-			term.Printf(w, "%s %d waiting %s for tags that no agent here has: %s\n", warning,
-				n, text.Plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))
+		if limit.Sleep(ctx, queueWatch) != nil {
+			return nil
 		}
 	}
 }
 
-func queueSummary(q buildkite.Queue, now time.Time) string {
-	busy, n := q.Count(buildkite.Busy, buildkite.Draining), len(q.Agents)
-	part := []string{q.Name + ": " + text.Count(n, "agent"), fmt.Sprintf("%d idle", q.Count(buildkite.Idle)), fmt.Sprintf("%d busy", busy)}
-	if d := q.Count(buildkite.Draining); d > 0 {
-		part[2] += fmt.Sprintf(" (%d draining)", d)
+func (q *queueCommand) forget(node string) error {
+	if _, err := q.api.Client(q.s, nil); err != nil { // for the organization
+		return err
 	}
-	for _, state := range []string{buildkite.Paused, buildkite.Stopping} {
-		if c := q.Count(state); c > 0 {
-			part = append(part, fmt.Sprintf("%d %s", c, state))
-		}
+	memory, err := fleet.Open(q.api.Org)
+	if err != nil {
+		return err
 	}
-	waits := "no jobs waiting"
-	switch w := q.Waiting; {
-	case w.Jobs == 1:
-		waits = "1 job waiting, for " + term.Ago(w.Oldest, now)
-	case w.Jobs > 1:
-		waits = fmt.Sprintf("%d jobs waiting, the oldest for %s", w.Jobs, term.Ago(w.Oldest, now))
+	if !memory.Forget(node) {
+		return term.Usagef("no node %.100q was seen; kbnode queue shows their names", node)
 	}
-	return strings.Join(part, ", ") + "; " + waits
+	if err := memory.Save(); err != nil {
+		return err
+	}
+	q.s.Progress("forgot %s", node)
+	return nil
 }
 
-// QueueTable returns a queue's agents as a table.
-func QueueTable(w io.Writer, q buildkite.Queue, now time.Time) *term.List {
-	l := term.NewList(w, "Agent", "State", "For", "Job", "GPU", "Model", "Node", "Version", "kbnode")
-	l.Spare = []string{"Node", "kbnode", "Version", "Model"}
-	l.Most = map[string]int{"Agent": 28, "Job": 24, "Model": 20, "Node": 20, "Version": 20, "kbnode": 20}
-	for _, a := range q.Agents {
-		since, job, gpu := "-", "", "-"
-		if a.Job != nil {
-			since, job = term.Ago(a.Job.Started, now), a.Job.ID
-			if a.Job.Build > 0 {
-				job = fmt.Sprintf("%s#%d", a.Job.Pipeline, a.Job.Build)
-			}
-		}
-		if a.GPUIndex != nil {
-			gpu = strconv.Itoa(*a.GPUIndex)
-		}
-		row := []any{a.Name, term.PaintWord(w, a.State), since}
-		for _, cell := range []string{job, gpu, a.GPUModel, a.Node, a.AgentVersion, a.KbnodeVersion} {
-			row = append(row, cmp.Or(cell, "-"))
-		}
-		l.Row(row...)
+// filter removes what --node leaves out.
+func (q *queueCommand) filter(r *buildkite.QueueReport) {
+	if q.node == "" {
+		return
 	}
-	return l
+	other := func(node string) bool {
+		ok, _ := path.Match(q.node, node) // checked
+		return !ok
+	}
+	for i := range r.Queues {
+		r.Queues[i].Agents = slices.DeleteFunc(r.Queues[i].Agents, func(a buildkite.QueueAgent) bool { return other(a.Node) })
+		r.Queues[i].Nodes = slices.DeleteFunc(r.Queues[i].Nodes, func(n buildkite.QueueNode) bool { return other(n.Node) })
+	}
+	if len(q.queues) == 0 {
+		r.Queues = slices.DeleteFunc(r.Queues, func(q buildkite.Queue) bool { return len(q.Nodes) == 0 })
+	}
 }

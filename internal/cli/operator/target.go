@@ -52,12 +52,17 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 // resolve fills in what follows from other flags and the environment. Its error says everything
 // that is wrong.
 func (t *targetFlags) resolve() error {
-	t.Org, t.Pipeline = t.api.Org, cmp.Or(t.Pipeline, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
+	t.Org, t.Pipeline = t.api.Org, pipelineOf(t.Pipeline)
 	var err error
 	if t.Arch != "" && !task.IsArch(t.Arch) {
 		err = fmt.Errorf("--arch %.60q: write the number alone, without sm_, such as 90a", t.Arch)
 	}
 	return errors.Join(err, t.Resolve())
+}
+
+// pipelineOf returns the pipeline that a flag names, or else the environment's.
+func pipelineOf(flag string) string {
+	return cmp.Or(flag, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
 }
 
 func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -46,17 +46,9 @@ type Queue struct {
 	Name    string       `json:"queue"`
 	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
 	Waiting Waiting      `json:"waiting"`
-	// Lacking are the nodes with fewer agents than slots in this queue.
-	Lacking []QueueNode `json:"lacking,omitempty"`
+	Nodes   []QueueNode  `json:"nodes"` // by name
 	// RunnerQueue says the same to kernelbot. Only ReadQueues sets it.
 	RunnerQueue *RunnerQueue `json:"runner_queue,omitempty"`
-}
-
-// QueueNode is a node, as its agents' tags describe it.
-type QueueNode struct {
-	Node   string `json:"node"`
-	Agents int    `json:"agents"` // connected
-	Slots  int    `json:"slots"`  // of the node in this queue, by the tag slots
 }
 
 // Waiting are the jobs that no agent has taken yet.
@@ -96,19 +88,19 @@ type QueueJob struct {
 }
 
 // Queues sorts agents and waiting jobs into queues, by name. builds may be from a
-// moment before or after agents: a job that an agent has is not counted as waiting.
-func Queues(agents []Agent, builds []Build) []Queue {
+// moment before or after agents: a job that an agent has is not counted as waiting. now is when they were read.
+func Queues(agents []Agent, builds []Build, now time.Time) []Queue {
 	found := map[string]*Queue{}
 	at := func(name string) *Queue {
 		name = cmp.Or(text.Line(name, maxText), DefaultQueue)
 		if found[name] == nil {
-			found[name] = &Queue{Name: name, Agents: []QueueAgent{}}
+			found[name] = &Queue{Name: name, Agents: []QueueAgent{}, Nodes: []QueueNode{}}
 		}
 		return found[name]
 	}
 	there := map[string][]Agent{}
 	taken := map[string]bool{}
-	for _, a := range agents {
+	for _, a := range withoutReplaced(agents) {
 		if a.Job != nil && jobEnded(a.Job.State) {
 			a.Job = nil
 		}
@@ -137,7 +129,7 @@ func Queues(agents []Agent, builds []Build) []Queue {
 		slices.SortFunc(q.Agents, func(a, b QueueAgent) int {
 			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.index(), b.index()), cmp.Compare(a.Name, b.Name))
 		})
-		q.Lacking = lacking(there[q.Name])
+		q.Nodes = nodesOf(there[q.Name], now)
 		slices.Sort(q.Waiting.Missing)
 		q.Waiting.Missing = q.Waiting.Missing[:min(len(q.Waiting.Missing), maxMissing)]
 		all = append(all, *q)
@@ -146,9 +138,26 @@ func Queues(agents []Agent, builds []Build) []Queue {
 	return all
 }
 
-// ReadQueues returns a queue of an organization, or all of them for "". If there is no agent in them, it also
-// says so, and where there are some.
-func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueReport, none string, err error) {
+// withoutReplaced leaves out agents that stand in for slots that have another agent: Buildkite lists both until it counts
+// one as lost, or hears that it left. Of two that stand in, it keeps the first.
+func withoutReplaced(agents []Agent) []Agent {
+	there := map[[2]string]bool{}
+	for _, a := range agents {
+		if !a.StandsIn() {
+			there[[2]string{a.Hostname, a.Name}] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(agents), func(a Agent) bool {
+		at := [2]string{a.Hostname, a.Name}
+		replaced := a.StandsIn() && there[at]
+		there[at] = true
+		return replaced
+	})
+}
+
+// ReadQueues returns the queues of an organization with these names, or all of them if there are none. If there is no
+// agent in one of those, or in any queue, it also says so, and where there are some.
+func (c *Client) ReadQueues(ctx context.Context, org string, names ...string) (r QueueReport, none string, err error) {
 	agents, err := c.Agents(ctx, org)
 	if err != nil {
 		return r, "", err
@@ -158,54 +167,49 @@ func (c *Client) ReadQueues(ctx context.Context, org, name string) (r QueueRepor
 		return r, "", err
 	}
 	r = QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: org, Queues: []Queue{}}
+	found := Queues(agents, builds, r.Time)
 	var withAgents []string
-	for _, q := range Queues(agents, builds) {
-		if len(q.Agents) > 0 {
+	for _, q := range found {
+		if slices.ContainsFunc(q.Nodes, func(n QueueNode) bool { return n.Agents > 0 }) {
 			withAgents = append(withAgents, q.Name)
 		}
-		if name == "" || q.Name == name {
+		if len(names) == 0 || slices.Contains(names, q.Name) {
 			r.Queues = append(r.Queues, q)
 		}
 	}
-	if name != "" && len(r.Queues) == 0 {
-		r.Queues = append(r.Queues, Queue{Name: name, Agents: []QueueAgent{}})
+	for _, name := range names {
+		if !slices.ContainsFunc(r.Queues, func(q Queue) bool { return q.Name == name }) {
+			r.Queues = append(r.Queues, EmptyQueue(name))
+		}
 	}
 	for i := range r.Queues {
 		r.Queues[i].RunnerQueue = r.Queues[i].runnerQueue()
 	}
-	none = "no agent is connected in any queue of " + org
-	if len(withAgents) > 0 {
-		none = "queues with agents: " + Named(name, withAgents)
-	}
-	switch {
-	case len(withAgents) > 0 && (name == "" || slices.Contains(withAgents, name)):
-		none = ""
-	case name != "":
-		none = fmt.Sprintf("no agent is connected in queue %q; %s", name, none)
-	}
-	return r, none, nil
+	return r, noAgents(org, names, withAgents), nil
 }
 
-// lacking returns the nodes with fewer agents than slots, by name. Nodes whose agents do not say
-// how many slots there are, or that are gone as a whole, are not known.
-func lacking(agents []Agent) []QueueNode {
-	nodes := map[string]QueueNode{}
-	for _, a := range agents {
-		n := QueueNode{Node: a.inQueue().Node, Agents: 1}
-		if slots, err := strconv.ParseUint(Tag(a.Tags, "slots"), 10, 16); err == nil {
-			n.Slots = int(slots)
+// EmptyQueue returns a queue without agents and jobs.
+func EmptyQueue(name string) Queue {
+	q := Queue{Name: name, Agents: []QueueAgent{}, Nodes: []QueueNode{}}
+	q.RunnerQueue = q.runnerQueue()
+	return q
+}
+
+// noAgents says which of these queues has no agent, and which queues have some.
+func noAgents(org string, names, withAgents []string) string {
+	if len(withAgents) == 0 {
+		none := "no agent is connected in any queue of " + org
+		if len(names) > 0 {
+			none = fmt.Sprintf("no agent is connected in queue %q; %s", names[0], none)
 		}
-		n.Agents += nodes[n.Node].Agents
-		n.Slots = max(n.Slots, nodes[n.Node].Slots) // they may differ while it changes
-		nodes[n.Node] = n
+		return none
 	}
-	var short []QueueNode
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		if n := nodes[name]; n.Agents < n.Slots {
-			short = append(short, n)
+	for _, name := range names {
+		if !slices.Contains(withAgents, name) {
+			return fmt.Sprintf("no agent is connected in queue %q; queues with agents: %s", name, Named(name, withAgents))
 		}
 	}
-	return short
+	return ""
 }
 
 // queuesOf returns the queues that an agent's tags or a job's rules name.
@@ -231,7 +235,7 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	if w.Oldest.IsZero() || since.Before(w.Oldest) {
 		w.Oldest = since
 	}
-	if slices.ContainsFunc(agents, func(a Agent) bool { return len(a.unmetRules(j.Rules)) == 0 }) {
+	if slices.ContainsFunc(agents, func(a Agent) bool { return !a.StandsIn() && len(a.unmetRules(j.Rules)) == 0 }) {
 		return
 	}
 	w.Unmatched++
@@ -264,7 +268,7 @@ func (a Agent) unmetRules(rules []string) []string {
 func (a Agent) inQueue() QueueAgent {
 	tag := func(key string) string { return text.Line(Tag(a.Tags, key), maxText) }
 	out := QueueAgent{
-		Name: text.Line(a.Name, maxText), Note: text.Line(a.PausedNote, 2*maxText),
+		Name: text.Line(a.Name, maxText), Note: text.Line(a.PausedNote, 4*maxText),
 		Node:     cmp.Or(tag("node"), text.Line(a.Hostname, maxText)),
 		GPUModel: cmp.Or(tag("gpu-model"), tag("gpu")), GPUUUID: tag("gpu-uuid"), NUMA: tag("numa"),
 		AgentVersion: text.Line(a.Version, maxText), KbnodeVersion: tag("kbnode"),
@@ -274,6 +278,11 @@ func (a Agent) inQueue() QueueAgent {
 		out.GPUIndex = &index
 	}
 	switch {
+	case a.StandsIn():
+		out.State = tag(plan.OutTag)
+		if !slices.Contains(plan.OutStates, out.State) {
+			out.State = plan.OutStates[0]
+		}
 	case a.Job != nil && (a.Paused || a.Stopping()):
 		out.State = Draining
 	case a.Job != nil:

@@ -53,6 +53,7 @@ func TestQueues(t *testing.T) {
 		must.Do(t, err)
 		builds, err := c.Unfinished(ctx, "kbnode")
 		must.Do(t, err)
+		now := time.Now().UTC()
 		zero, one := 0, 1
 		job := running.Jobs[0]
 		want := []Queue{
@@ -65,31 +66,34 @@ func TestQueues(t *testing.T) {
 						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin.Add(time.Second / 2)},
 					},
 				},
-				Lacking: []QueueNode{{Node: "n", Agents: 2, Slots: 3}},
+				Nodes:   []QueueNode{{Node: "n", Agents: 2, Slots: 3, Idle: 1, Busy: 1, Out: []QueueSlot{{State: Missing}}, KbnodeVersion: "1.2.3", LastJob: now}},
 				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
 			},
-			{Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}}},
-			{Name: "empty", Agents: []QueueAgent{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
+			{
+				Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}},
+				Nodes: []QueueNode{{Node: "host-other", Agents: 1, Slots: 1, Idle: 1}},
+			},
+			{Name: "empty", Agents: []QueueAgent{}, Nodes: []QueueNode{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
 		}
-		must.Equal(t, want, Queues(agents, builds))
+		must.Equal(t, want, Queues(agents, builds, now))
 	})
 }
 
 func TestAgentStates(t *testing.T) {
 	t.Parallel()
-	if q := Queues([]Agent{{Job: &Job{State: "passed"}}}, nil)[0]; q.Count(Idle) != 1 {
+	if q := Queues([]Agent{{Job: &Job{State: "passed"}}}, nil, time.Time{})[0]; q.Count(Idle) != 1 {
 		t.Errorf("%+v", q)
 	}
 	for want, a := range map[string]Agent{
 		Idle: {}, Busy: {Job: &Job{}}, Paused: {Paused: true}, Stopping: {Connection: Stopping, Paused: true}, Draining: {Job: &Job{}, Connection: Stopping},
 	} {
 		a.Tags = []string{"queue=a", "queue=b", "queue=a"}
-		got := Queues([]Agent{a}, nil)
+		got := Queues([]Agent{a}, nil, time.Time{})
 		if len(got) != 2 || got[0].Name != "a" || got[1].Name != "b" || got[0].Count(want) != 1 || len(got[1].Agents) != 1 {
 			t.Errorf("%s: %+v", want, got)
 		}
 	}
-	if q := Queues([]Agent{{Job: &Job{}, Paused: true}}, nil)[0]; q.Count(Draining) != 1 || q.Count(Busy, Draining) != 1 {
+	if q := Queues([]Agent{{Job: &Job{}, Paused: true}}, nil, time.Time{})[0]; q.Count(Draining) != 1 || q.Count(Busy, Draining) != 1 {
 		t.Errorf("%+v", q)
 	}
 }
@@ -124,7 +128,7 @@ func TestQueuesOfOthers(t *testing.T) {
 		{ID: "c", Type: "waiter", State: "scheduled"},
 		{ID: evil, Type: "script", State: "scheduled"}, // taken since then
 	}}}
-	got := Queues([]Agent{agent}, builds)
+	got := Queues([]Agent{agent}, builds, time.Time{})
 	if len(got) != 1 || got[0].Waiting.Jobs != 1 || got[0].Waiting.Unmatched != 1 || got[0].Agents[0].GPUIndex != nil || got[0].Agents[0].Job.Build != 0 {
 		t.Errorf("%+v", got)
 	}
@@ -246,7 +250,27 @@ func TestShiftedPages(t *testing.T) {
 		return 200, next, "[" + strings.Join(all, ",") + "]"
 	})).ReadQueues(t.Context(), "o", "b200")
 	must.Do(t, err)
-	if q := r.Queues[0]; len(q.Agents) != 5 || q.Waiting.Jobs != 5 || len(q.Lacking) != 1 {
+	if q := r.Queues[0]; len(q.Agents) != 5 || q.Waiting.Jobs != 5 || len(q.Nodes) != 1 || len(q.Nodes[0].Out) != 1 {
 		t.Errorf("%+v", q)
 	}
+}
+
+// TestStandIns counts a slot once while its agent takes the place of the one that stood in for it, and no agent that stands
+// in among those that a waiting job may get.
+func TestStandIns(t *testing.T) {
+	t.Parallel()
+	agent := func(k int, more ...string) Agent {
+		return Agent{Name: fmt.Sprintf("n-gpu%d", k), Hostname: "h", Tags: append([]string{"queue=q", "node=n", "slots=2", fmt.Sprintf("gpu-index=%d", k)}, more...)}
+	}
+	drained := agent(1, "out-of-service=drained")
+	drained.Paused, drained.PausedNote = true, "by operator: new fan"
+	builds := []Build{{Jobs: []Job{{ID: "j", Type: "script", State: "scheduled", Rules: []string{"queue=q", "gpu-index=1"}}}}}
+
+	q := Queues([]Agent{agent(0), drained}, builds, time.Now())[0]
+	must.Equal(t, []QueueNode{{Node: "n", Agents: 1, Slots: 2, Idle: 1, Out: []QueueSlot{{Slot: "gpu1", State: "drained", Reason: "by operator: new fan"}}}}, q.Nodes)
+	must.Equal(t, []string{"gpu-index=1"}, q.Waiting.Missing)
+
+	q = Queues([]Agent{agent(0), drained, agent(1)}, builds, time.Now())[0]
+	must.Equal(t, []QueueNode{{Node: "n", Agents: 2, Slots: 2, Idle: 2}}, q.Nodes)
+	must.Equal(t, 0, q.Waiting.Unmatched)
 }

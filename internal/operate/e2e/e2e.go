@@ -177,7 +177,7 @@ func (r *Report) concurrency(ctx context.Context, c *buildkite.Client, o Options
 // agents counts the agents of a queue that take jobs, and those of them without a job.
 func agents(ctx context.Context, c *buildkite.Client, org, queue string) (serving, free int, err error) {
 	all, err := c.Agents(ctx, org)
-	for _, q := range buildkite.Queues(all, nil) {
+	for _, q := range buildkite.Queues(all, nil, time.Now()) {
 		if q.Name == queue {
 			return q.Count(buildkite.Idle, buildkite.Busy), q.Count(buildkite.Idle), err
 		}

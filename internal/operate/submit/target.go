@@ -137,6 +137,9 @@ func (r Request) Job() (Job, error) {
 func CheckQueue(ctx context.Context, c *buildkite.Client, org, queue string) (tags []string, err error) {
 	queues := map[string]bool{}
 	err = c.EachAgent(ctx, org, func(a buildkite.Agent) bool {
+		if a.StandsIn() {
+			return true
+		}
 		for _, q := range a.Queues() {
 			queues[q] = true
 		}
