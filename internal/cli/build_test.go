@@ -28,6 +28,9 @@ const (
 	resultBad = `{"success":true,"error":"","system":{},"runs":{"test":{"compilation":{"nvcc_found":true,"command":"nvcc a.cu","success":false,"stderr":"a.cu(3): error: \u001b[31mno such thing","exit_code":1},"run":null}}}`
 )
 
+// runnerStep is a pipeline's only step.
+const runnerStep = `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`
+
 // useBuildkite makes a fake Buildkite the one that kbnode asks.
 func useBuildkite(t *testing.T, s *bktest.Server) {
 	t.Helper()
@@ -37,12 +40,13 @@ func useBuildkite(t *testing.T, s *bktest.Server) {
 	t.Setenv("BUILDKITE_API_TOKEN", bktest.DefaultAPIToken)
 	t.Setenv("BUILDKITE_ORG", "kbnode")
 	t.Setenv("BUILDKITE_PIPELINE", "")
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
 }
 
 // onQueue runs kbnode against a fake Buildkite whose one agent leaves these files with each job.
 func onQueue(t *testing.T, files map[string]string, args ...string) (r result, s *bktest.Server, env map[string]string) {
 	t.Helper()
-	s = bktest.New(bktest.Options{Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`})
+	s = bktest.New(bktest.Options{Steps: runnerStep})
 	must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200", "gpu-index=3"}, Do: func(_ context.Context, w *bktest.Work) {
 		env, w.Files = w.Env, files
 	}}))
@@ -133,7 +137,7 @@ func TestLeft(t *testing.T) {
 		t.Run(tt.args+", "+tt.name, func(t *testing.T) {
 			t.Parallel()
 			started := make(chan *os.Process, 1)
-			s := bktest.New(bktest.Options{Steps: `steps: [{command: exec kbnode runner, agents: {queue: $KERNELBOT_QUEUE}, artifact_paths: "*.json"}]`})
+			s := bktest.New(bktest.Options{Steps: runnerStep})
 			must.Do(t, s.Employ(t.Context(), bktest.Worker{Name: "n-gpu3", Tags: []string{"queue=b200"}, Do: func(ctx context.Context, w *bktest.Work) {
 				if tt.name != "closed pipe" {
 					_ = (<-started).Signal(syscall.SIGHUP)

@@ -61,7 +61,8 @@ type follower struct {
 	Options
 	client          *buildkite.Client
 	work            context.Context // outlives the caller's context
-	batch           string
+	key, value      string          // the builds' meta-data
+	others          bool            // it created none of them, and cancels none
 	runs            []*run
 	events          chan func()
 	busy            chan struct{} // has room for atOnce
@@ -72,14 +73,18 @@ type follower struct {
 
 func (f *follower) follow(ctx context.Context, stop func()) {
 	// A token that may not list builds cannot follow them either.
-	if _, err := f.client.Find(ctx, f.Org, f.Pipeline, batchKey, f.batch); err != nil && ctx.Err() == nil {
+	if _, err := f.client.Find(ctx, f.Org, f.Pipeline, f.key, f.value); err != nil && ctx.Err() == nil {
 		for _, r := range f.runs {
 			f.finish(r, NotCreated, err.Error())
 		}
 		return
 	}
 	for _, r := range f.runs {
-		f.create(ctx, r)
+		if f.others {
+			f.found(r, r.build)
+		} else {
+			f.create(ctx, r)
+		}
 	}
 	timer := time.NewTimer(pause(0))
 	defer timer.Stop()
@@ -87,6 +92,10 @@ func (f *follower) follow(ctx context.Context, stop func()) {
 	for !f.allDone() {
 		select {
 		case <-ended:
+			if f.others {
+				f.giveUp("it is no longer followed")
+				return
+			}
 			ended = nil
 			f.interrupt()
 			timer.Reset(0)
@@ -167,7 +176,7 @@ func (f *follower) poll() {
 	f.async(func() func() {
 		within, cancel := context.WithTimeout(f.work, silence)
 		defer cancel()
-		builds, err := f.client.Find(within, f.Org, f.Pipeline, batchKey, f.batch)
+		builds, err := f.client.Find(within, f.Org, f.Pipeline, f.key, f.value)
 		return func() {
 			f.polling = false
 			switch status := buildkite.Refused(err); {

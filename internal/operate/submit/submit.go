@@ -5,12 +5,15 @@ package submit
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Verdict is how a job came out.
@@ -79,17 +82,56 @@ type Outcome struct {
 	Result  *result.Result `json:"result,omitempty"`
 }
 
+// runsKey is the key of a build's meta-data with Job.Runs.
+const runsKey = "runs"
+
+// Follow follows a build that another command created, with this run ID, or a rebuild of it. It cancels nothing: when ctx
+// ends, the build runs on.
+func Follow(ctx context.Context, c *buildkite.Client, o Options, runID string) (Outcome, error) {
+	builds, err := FindRun(ctx, c, o.Target, runID)
+	if err != nil {
+		return Outcome{}, err
+	}
+	o.QueueTime, o.RunTime = 0, 0
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	f := newFollower(work, c, o)
+	f.key, f.value, f.others = buildkite.RunIDKey, runID, true
+	job := Job{RunID: runID, Runs: strings.Fields(builds[0].MetaData[runsKey])}
+	f.runs = []*run{{job: job, out: Outcome{RunID: runID}, build: builds[0]}}
+	f.follow(ctx, stop)
+	return f.runs[0].out, nil
+}
+
+// FindRun returns the builds with a run ID, the latest first, or an error if there is none.
+func FindRun(ctx context.Context, c *buildkite.Client, t Target, runID string) ([]buildkite.Build, error) {
+	builds, err := c.Find(ctx, t.Org, t.Pipeline, buildkite.RunIDKey, runID)
+	builds = slices.DeleteFunc(builds, func(b buildkite.Build) bool { return b.MetaData[buildkite.RunIDKey] != runID })
+	if err == nil && len(builds) == 0 {
+		err = fmt.Errorf("no build of %s/%s has the run ID %s; --pipeline names another pipeline", t.Org, t.Pipeline, text.Line(runID, 100))
+	}
+	return builds, err
+}
+
+func newFollower(work context.Context, c *buildkite.Client, o Options) *follower {
+	return &follower{
+		Options: o, client: c, work: work, events: make(chan func()),
+		busy: make(chan struct{}, atOnce), began: time.Now(), answered: time.Now(),
+	}
+}
+
 // Run runs jobs concurrently until they end. When ctx ends, it cancels their builds and waits
 // for them. It returns one outcome for each job, in order.
 func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outcome {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	f := &follower{
-		Options: o, client: c, work: work, batch: NewRunID(), events: make(chan func()),
-		busy: make(chan struct{}, atOnce), began: time.Now(), answered: time.Now(),
-	}
+	f := newFollower(work, c, o)
+	f.key, f.value = batchKey, NewRunID()
 	for i, j := range jobs {
-		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.batch}
+		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.value}
+		if len(j.Runs) > 0 { // Buildkite's own agent takes no empty value
+			meta[runsKey] = strings.Join(j.Runs, " ")
+		}
 		maps.Copy(meta, j.Build.MetaData)
 		j.Build.MetaData = meta
 		f.runs = append(f.runs, &run{index: i, job: j, out: Outcome{RunID: j.RunID}})

@@ -230,6 +230,18 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// TestQueueOfStandIns refuses a queue whose slots are all out of service: its agents only say why.
+func TestQueueOfStandIns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		bk := open(t, bktest.Options{}, 0, nil)
+		must.Do(t, bk.Employ(t.Context(), bktest.Worker{Name: "n-gpu0", Tags: []string{"queue=b200", "out-of-service=drained"}, Do: func(context.Context, *bktest.Work) {}}))
+		if _, err := CheckQueue(t.Context(), bk.client, "kbnode", "b200"); err == nil || !strings.Contains(err.Error(), "no agent is connected in queue b200") {
+			t.Error(err)
+		}
+	})
+}
+
 // TestNode checks that a node.json that cannot be read is unknown, unlike one that is not there.
 func TestNode(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,79 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+// NewCancel returns kbnode cancel.
+func NewCancel(s term.Streams) *cobra.Command {
+	var api APIFlags
+	var target submit.Target
+	cmd := &cobra.Command{
+		Use:   "cancel RUN...",
+		Short: "Cancel submissions by their run IDs",
+		Long: `Cancel the builds of submissions by their run IDs, which kbnode submit prints. Their
+runners still upload what they have.
+
+Exit code 1 if a run has no build or one could not be canceled. A build that has ended
+stays as it is. The API token needs the scopes read_builds and write_builds.`,
+		Example: `  kbnode cancel --org gpu-mode kbnode-q3xs5e7yzkw2a1bc`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			client, err := api.Client(s, nil)
+			if err != nil {
+				return err
+			}
+			target.Org, target.Pipeline = api.Org, pipelineOf(target.Pipeline)
+			if err := checkRuns(target, args...); err != nil {
+				return err
+			}
+			var errs []error
+			for _, run := range args {
+				errs = append(errs, cancelRun(cmd.Context(), s, client, target, run))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	api.add(cmd)
+	cmd.Flags().StringVar(&target.Pipeline, "pipeline", "", "pipeline, as in its URL (default: BUILDKITE_PIPELINE, or "+defaultPipeline+")")
+	return cmd
+}
+
+// checkRuns returns what is wrong with a pipeline and run IDs that were typed.
+func checkRuns(t submit.Target, runs ...string) error {
+	for _, run := range runs {
+		if run == "" || len(run) > 100 || !text.Plain(run) {
+			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc", run)
+		}
+	}
+	return term.Usage(buildkite.CheckSlug("a pipeline", t.Pipeline))
+}
+
+func cancelRun(ctx context.Context, s term.Streams, c *buildkite.Client, t submit.Target, run string) error {
+	builds, err := submit.FindRun(ctx, c, t, run)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, b := range builds {
+		if b.Ended() {
+			term.Printf(s.Out, "%s: build %d has ended: %s\n", run, b.Number, text.Line(b.State, 100))
+			continue
+		}
+		if err := c.Cancel(ctx, t.Org, t.Pipeline, b.Number); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", run, err))
+			continue
+		}
+		term.Printf(s.Out, "%s: build %d is being canceled\n", run, b.Number)
+	}
+	return errors.Join(errs...)
+}
