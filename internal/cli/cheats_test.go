@@ -55,7 +55,7 @@ func TestCheatsRefused(t *testing.T) {
 	wrong := must.Write(t, t.TempDir(), "wrong.py", "def custom_kernel(data):\n    return [0] * len(data)\n")
 	r := runs(t, process(t, "e2e", "cheats", "--problem", judged, wrong, "--timeout", "5m"))
 	want := "kbnode: the honest submission gives nothing to compare with: test: output["
-	if again := "; fix it, or name another one; to see all of it: kbnode runner --problem " + judged + " --mode leaderboard " + wrong + "\n"; r.code != 2 || !strings.Contains(r.err, want) || !strings.Contains(r.err, again) {
+	if again := "; fix it, or name another one; to see all of it: kbnode evaluate --problem " + judged + " --mode leaderboard " + wrong + "\n"; r.code != 2 || !strings.Contains(r.err, want) || !strings.Contains(r.err, again) {
 		t.Errorf("exit code %d, %s", r.code, r.err)
 	}
 	if r := kbnode(t, "e2e", "cheats", "--list"); r.code != 0 || !strings.Contains(r.out, "clock_c_function") {
@@ -82,7 +82,7 @@ func TestCheatsOnQueue(t *testing.T) {
 	}
 
 	r, s, _ = onQueue(t, map[string]string{"result.json": resultBad}, args...)
-	if again := "to see all of it: kbnode submit --queue b200 --eval " + judged + " --mode leaderboard\n"; r.code != 2 || !strings.Contains(r.err, again) || len(s.Builds()) != 1 {
+	if again := "to see all of it: kbnode submit --queue b200 --problem " + judged + " --mode leaderboard\n"; r.code != 2 || !strings.Contains(r.err, again) || len(s.Builds()) != 1 {
 		t.Errorf("exit code %d, %d builds: %s", r.code, len(s.Builds()), r.err)
 	}
 	r, s, _ = onQueue(t, nil, append(args, "--dry-run")...)

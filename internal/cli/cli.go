@@ -122,10 +122,10 @@ func newRoot(s term.Streams) *cobra.Command {
 	upgrade := sudo(newUpgrade(s), environ.Network...)
 	addGroup(root, "Set up", install, doctor, newPlan(s), newInventory(s), newConfig(s), sudo(newSelftest(s)), sudo(newUninstall(s)))
 	addGroup(root, "Operate", sudo(newStatus(s)), sudo(newDrain(s)), sudo(newResume(s)), sudo(newLogs(s)), newEvents(s), sudo(newImage(s)), upgrade)
-	addGroup(root, "Competition", operator.NewSubmit(s), operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
-	addGroup(root, "In jobs", operator.NewRunner(s), operator.NewPayload(s))
-	addGroup(root, plumbing, sudo(newReconcile(s)), sudo(newDaemon(s)), newVersion(s))
-	root.AddCommand(newClear(), newRunJob(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
+	addGroup(root, "Write kernels", operator.NewEvaluate(s), operator.NewSubmit(s), operator.NewCancel(s))
+	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
+	addGroup(root, plumbing, operator.NewRunner(s), sudo(newReconcile(s)), newVersion(s))
+	root.AddCommand(operator.NewPayload(s), sudo(newDaemon(s)), newClear(), newRunJob(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
 		cmd.SuggestFor = synonyms[cmd.Name()]
 	}
@@ -133,6 +133,7 @@ func newRoot(s term.Streams) *cobra.Command {
 	root.SetCompletionCommandGroupID(plumbing)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
+	dropPowerShell(root)
 	root.SetUsageTemplate(rootUsage + root.UsageTemplate() + "{{end}}")
 	checkArgs(root, hint)
 	complete(root)

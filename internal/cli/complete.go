@@ -17,7 +17,7 @@ import (
 // flagValues complete the values of flags, which mean the same in every command. Other flags
 // take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
-	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "eval": operator.ProblemValues, "problem": operator.ProblemValues,
+	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "problem": operator.ProblemValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues, "corpus": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
@@ -25,7 +25,7 @@ var flagValues = map[string]cobra.CompletionFunc{
 
 var argValues = map[string]cobra.CompletionFunc{
 	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
-	"submit": fileValues, "runner": fileValues, "cheats": fileValues, "encode": fileValues, "decode": fileValues,
+	"submit": fileValues, "evaluate": fileValues, "cheats": fileValues, "encode": fileValues, "decode": fileValues,
 }
 
 func complete(cmd *cobra.Command) {
@@ -38,6 +38,13 @@ func complete(cmd *cobra.Command) {
 	}
 	for _, sub := range cmd.Commands() {
 		complete(sub)
+	}
+}
+
+// dropPowerShell removes a completion for a shell of other systems.
+func dropPowerShell(root *cobra.Command) {
+	if cmd, _, err := root.Find([]string{"completion", "powershell"}); err == nil {
+		cmd.Parent().RemoveCommand(cmd)
 	}
 }
 

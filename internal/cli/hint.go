@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,15 +18,24 @@ import (
 
 // synonyms are other tools' words for a command.
 var synonyms = map[string][]string{
-	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync"},
+	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
-	"runner": {"evaluate", "eval", "test"},
+	"status": {"ps", "ls", "list", "slots", "top"}, "doctor": {"check", "diagnose", "preflight"}, "logs": {"journal"}, "events": {"history"},
+	"inventory": {"gpus", "gpu", "devices", "hardware"}, "upgrade": {"update"}, "image": {"update", "images", "pull"}, "cancel": {"abort", "kill"},
+	"queue": {"queues", "nodes", "agents", "fleet"}, "evaluate": {"eval", "test", "run", "bench", "benchmark"},
 }
 
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
+}
+
+// otherFlags are flags of other tools, by command, and what to type for them.
+var otherFlags = map[string]string{
+	"status -w": "sudo kbnode status --watch", "status -f": "sudo kbnode status --watch",
+	"logs -n": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'", "logs --lines": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'",
+	"logs --since": "sudo journalctl --since -2h -u 'buildkite-agent-gpu*'", "events -n": "kbnode events | tail -n 20",
+	"install -n": "sudo kbnode install --dry-run", "uninstall -n": "sudo kbnode uninstall --dry-run", "drain --force": "sudo kbnode drain; a job that runs is never ended",
 }
 
 type hints struct{ term.Streams }
@@ -91,6 +101,15 @@ func firstWord(cmd *cobra.Command, args []string) string {
 // nearCommands returns all commands that a mistyped word may mean: kbnode must not choose between
 // install and uninstall.
 func nearCommands(at *cobra.Command, word string) []string {
+	var same []string
+	for _, c := range at.Commands() {
+		if slices.Contains(c.SuggestFor, word) {
+			same = append(same, c.Name())
+		}
+	}
+	if same != nil {
+		return same
+	}
 	at.SuggestionsMinimumDistance = farthest(word)
 	near := at.SuggestionsFor(word)
 	for _, c := range at.Commands() { // cobra compares no aliases
@@ -113,7 +132,10 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			name, dashes = several, "-"
 		}
 		i, says := h.Find(dashes+name), "unknown flag: "+dashes+text.Line(name, 60)
+		other := otherFlags[cmd.Name()+" "+dashes+name]
 		switch {
+		case other != "":
+			return term.Usagef("%s; write %s", says, other)
 		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
@@ -131,7 +153,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		if no, ok := errors.AsType[numberError](err); ok {
 			return term.Usagef("--%s: %q %w; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), no, help)
 		}
-		wants := map[string]string{"duration": "is not a time such as 90s, 30m or 2h", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
+		wants := map[string]string{"duration": "is not a time such as 90s, 30m, 2h or 1d", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
 		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a number"), help)
 	}
 	return term.Usagef("%w; %s", err, help)
@@ -152,6 +174,11 @@ func (e numberError) Error() string { return string(e) }
 func (n number) Set(typed string) error {
 	if n.Type() != "duration" && otherBase().MatchString(typed) {
 		return numberError("is not a decimal number; write it without leading zeros, letters and _")
+	}
+	if days, ok := strings.CutSuffix(typed, "d"); ok && n.Type() == "duration" { // which the library does not know
+		if count, err := strconv.ParseUint(days, 10, 16); err == nil {
+			typed = fmt.Sprintf("%dh", 24*count)
+		}
 	}
 	if err := n.Value.Set(typed); err != nil {
 		return err

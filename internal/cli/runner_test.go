@@ -87,7 +87,7 @@ func TestRunnerProblem(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r := runs(t, process(t, append([]string{"runner", "--problem"}, tt.args...)...))
+			r := runs(t, process(t, append([]string{"evaluate", "--problem"}, tt.args...)...))
 			must.Equal(t, tt.code, r.code)
 			must.Contain(t, r.out, tt.says...)
 			for _, bad := range tt.not {
@@ -108,7 +108,7 @@ func TestRunnerProblemLimit(t *testing.T) {
 	dir := t.TempDir()
 	must.Write(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
 	must.Write(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
-	r := runs(t, process(t, "runner", "--problem", dir, must.Write(t, dir, "mine.py", "")))
+	r := runs(t, process(t, "evaluate", "--problem", dir, must.Write(t, dir, "mine.py", "")))
 	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") {
 		t.Errorf("%+v", r)
 	}
@@ -118,14 +118,14 @@ func TestRunnerProblemLimit(t *testing.T) {
 func TestRunnerProblemNeeds(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{"prefix_python": "python3 is not on the PATH", "../evaluate/task/testdata/copy_cuda": "nvcc is not on the PATH"} {
-		cmd := process(t, "runner", "--problem", name)
+		cmd := process(t, "evaluate", "--problem", name)
 		cmd.Env = slices.Insert(cmd.Env, len(cmd.Env)-1, "PATH="+t.TempDir())
 		if r := runs(t, cmd); r.code != 1 || strings.Count(r.out, "\n") != 1 || !strings.Contains(r.out, "Not evaluated: "+want) || !strings.Contains(r.err, "submission: the problem's own submission.") ||
-			!strings.Contains(r.err, "kbnode submit --gpu B200_BK --eval "+name+" --mode test\n") {
+			!strings.Contains(r.err, "kbnode submit --gpu B200_BK --problem "+name+" --mode test\n") {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	cmd := process(t, "runner", "--problem", "prefix_python")
+	cmd := process(t, "evaluate", "--problem", "prefix_python")
 	cmd.Env = append(cmd.Env, "TMPDIR=/no/dir")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "set TMPDIR to a directory that you may write to\n") {
 		t.Errorf("without a directory: %v, %s", err, out)
@@ -139,7 +139,7 @@ func TestRunnerProblemJSON(t *testing.T) {
 		code   int
 		passed bool
 	}{"../../examples/prefix_python/submission.py": {0, true}, "../../examples/prefix_python/wrong.py": {1, false}, prints: {0, true}} {
-		r := runs(t, process(t, "runner", "--problem", "prefix_python", file, "--json"))
+		r := runs(t, process(t, "evaluate", "--problem", "prefix_python", file, "--json"))
 		var got struct {
 			Success bool
 			Runs    map[string]struct{ Run struct{ Passed bool } }
@@ -153,7 +153,7 @@ func TestRunnerProblemJSON(t *testing.T) {
 	}
 	// With --workdir, the same is in its directory.
 	dir := t.TempDir()
-	r := runs(t, process(t, "runner", "--problem", "prefix_python", "--workdir", dir, "--json"))
+	r := runs(t, process(t, "evaluate", "--problem", "prefix_python", "--workdir", dir, "--json"))
 	if text, err := os.ReadFile(filepath.Join(dir, "result.json")); err != nil || string(text) != r.out {
 		t.Errorf("result.json: %v, %s", err, text)
 	}
@@ -170,7 +170,7 @@ def custom_kernel(data):
     children = [subprocess.Popen(["sleep", "`+mark+`"], start_new_session=new) for new in (False, True)]
     time.sleep(1000)
 `)
-		cmd := process(t, "runner", "--problem", "prefix_python", file)
+		cmd := process(t, "evaluate", "--problem", "prefix_python", file)
 		r := runs(t, cmd, func(p *os.Process) {
 			for until := time.Now().Add(must.Patience); sleepers(mark) < 2 && time.Now().Before(until); {
 				time.Sleep(20 * time.Millisecond)
@@ -215,11 +215,12 @@ func TestProblemsHaveOneResolver(t *testing.T) {
 	}
 	walk(Commands())
 	slices.Sort(takers)
-	if !slices.Equal(takers, []string{"e2e", "e2e cheats", "payload encode", "runner", "submit"}) {
+	if !slices.Equal(takers, []string{"e2e", "e2e cheats", "evaluate", "payload encode", "runner", "submit"}) {
 		t.Errorf("commands that take a problem: %q", takers)
 	}
 	for _, args := range [][]string{
 		{"payload", "encode", "--problem"},
+		{"submit", "--queue", "q", "--dry-run", "--problem"},
 		{"submit", "--queue", "q", "--dry-run", "--eval"},
 		{"e2e", "evaluation", "--queue", "q", "--dry-run", "--arch", "100", "--problem"},
 	} {

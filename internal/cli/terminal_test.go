@@ -179,7 +179,7 @@ func TestHelpFitsAScreen(t *testing.T) {
 		t.Errorf("%d lines", n)
 	}
 	at := 0
-	for _, title := range []string{"Set up", "Operate", "Competition", "In jobs", plumbing} {
+	for _, title := range []string{"Set up", "Operate", "Write kernels", "Run a competition", plumbing} {
 		i := strings.Index(help[at:], "\n"+title+":\n")
 		if i < 0 {
 			t.Fatalf("%q is not where it belongs in:\n%s", title, help)

@@ -130,7 +130,7 @@ func TestScreens(t *testing.T) {
 		must.Do(t, err)
 		m.Put("/root/"+name, 0o644, strings.ReplaceAll(string(text), "_timeout: 60", "_timeout: 600"))
 	}
-	screen(t, m, "submit", "kbnode submit --queue b200 --eval prefix_python --mode benchmark --run-id r1")
+	screen(t, m, "submit", "kbnode submit --queue b200 --problem prefix_python --mode benchmark --run-id r1")
 	serveImages(t, m)
 	m.Sh("printf 'image:\n  name: " + evalImage + "\n' >>/etc/kbnode/config.yaml; systemctl reload kbnode")
 	newImage(m, "true")

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
-	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -50,7 +49,7 @@ claims less than 0.9 of the honest best time, or passes with a wrong output. For
 kind of attack that won, a sentence says what would stop it.
 
 An attack is broken if its own code failed: that proves nothing. Attacks run as you, as
-every submission does that you evaluate with kbnode runner. They try to change only the
+every submission does that you evaluate with kbnode evaluate. They try to change only the
 evaluation's processes and files. Keep the machine idle. A queue gets a build for each.
 
 Exit code 1 if an attack won or was not tried, 2 if the honest submission does not pass.`,
@@ -76,7 +75,7 @@ Exit code 1 if an attack won or was not tried, 2 if the honest submission does n
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
+	addProblem(fl, &f.problem, e2e.DefaultProblem)
 	fl.StringVar(&f.corpus, "corpus", "", "directory with more attacks, each a file NAME.py")
 	fl.StringSliceVar(&f.only, "only", nil, "only these attacks or kinds of attacks")
 	_ = cmd.RegisterFlagCompletionFunc("only", onlyValues)
@@ -133,9 +132,9 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	report, err := arena.Run(ctx, o)
 	p.End("")
 	if errors.Is(err, arena.ErrHonest) {
-		again := []string{"runner", "--problem", f.problem, "--mode", arena.Mode}
+		again := []string{"evaluate", "--problem", f.problem, "--mode", arena.Mode}
 		if o.OnQueue {
-			again = []string{"submit", "--queue", f.Queue, "--eval", f.problem, "--mode", arena.Mode}
+			again = []string{"submit", "--queue", f.Queue, "--problem", f.problem, "--mode", arena.Mode}
 		}
 		return term.Usagef("%w; to see all of it: %s", err, s.Line(append(again, args...)))
 	}

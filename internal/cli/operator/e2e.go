@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/internal/operate/results"
 	"github.com/gpu-mode/kbnode/internal/operate/submit"
@@ -55,7 +54,7 @@ and, to see that the queue's steps have time, read_pipelines.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.o.Mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(e2e.Modes, cobra.ShellCompDirectiveNoFileComp))
-	fl.StringVar(&f.problem, "problem", e2e.DefaultProblem, "`PROBLEM`: "+task.Choice)
+	addProblem(fl, &f.problem, e2e.DefaultProblem)
 	fl.IntVar(&f.o.Jobs, "jobs", 0, "jobs at once (default: one per agent that takes jobs)")
 	fl.DurationVar(&f.o.Hold, "hold", 0, "minimum run time of each job, such as 1m (default: depends on their number)")
 	fl.StringVar(&f.db, "db", "", "store the right submission in kernelbot's database, and compare: its `DSN` without a password, or env to use KBNODE_DB")

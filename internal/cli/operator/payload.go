@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
@@ -22,8 +23,9 @@ import (
 // NewPayload returns kbnode payload.
 func NewPayload(s term.Streams) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "payload",
-		Short: "Encode and decode the payload of a job, for debugging",
+		Use:    "payload",
+		Short:  "Encode and decode the payload of a job, for debugging",
+		Hidden: true,
 		Long: `Encode and decode the payload of a job, for debugging.
 
 A payload is a JSON object with the task and the submission, compressed with zlib
@@ -64,7 +66,7 @@ submission FILE (default: the problem's own).`,
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&problem, "problem", "", "encode a submission to this `PROBLEM`: "+task.Choice)
+	addProblem(cmd.Flags(), &problem, "")
 	cmd.Flags().StringVar(&mode, "mode", "test", "with --problem: "+strings.Join(task.Modes, ", "))
 	cmd.Flags().BoolVar(&env, "env", false, "print environment variables, one per line; in numbered pieces if one would be too long")
 	return cmd
@@ -213,13 +215,15 @@ func readProblem(name string, args []string) (t *task.Task, submission string, e
 	return t, submission, nil
 }
 
-// problemFor returns how to name the problem of a submission on a command line: its directory, if
-// that is a problem, or a word to replace.
-func problemFor(submission string) string {
-	if dir := filepath.Dir(submission); isProblem(dir) {
-		return dir
-	}
-	return "PROBLEM"
+// addProblem adds --problem, which submit called --eval once.
+func addProblem(fl *pflag.FlagSet, name *string, usual string) {
+	fl.StringVar(name, "problem", usual, "`PROBLEM`: "+task.Choice)
+	fl.SetNormalizeFunc(func(_ *pflag.FlagSet, typed string) pflag.NormalizedName {
+		if typed == "eval" {
+			typed = "problem"
+		}
+		return pflag.NormalizedName(typed)
+	})
 }
 
 func isDir(name string) bool {

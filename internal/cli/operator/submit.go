@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
@@ -28,10 +29,10 @@ import (
 type submitFlags struct {
 	targetFlags
 
-	eval, template, payload, mode, runID, resultFile string
-	hello                                            bool
-	need                                             time.Duration // of the job
-	runs                                             []string      // that the result must contain
+	problem, template, payload, mode, runID, resultFile, follow string
+	hello                                                    bool
+	need                                                     time.Duration // of the job
+	runs                                                     []string      // that the result must contain
 }
 
 // NewSubmit returns kbnode submit.
@@ -43,27 +44,33 @@ func NewSubmit(s term.Streams) *cobra.Command {
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end, with the file SUBMISSION for
-the problem of --eval (default: the problem's own), a --payload, or --hello. Ctrl-C
+the problem of --problem (default: the problem's own), a --payload, or --hello. Ctrl-C
 cancels the build, as does closing the terminal.
 
 Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
 write_builds, read_builds, read_artifacts and, to see that the queue has agents and
 that its steps have time, read_agents and read_pipelines.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
-  kbnode submit --org gpu-mode --gpu B200_BK --eval vectoradd_triton --mode benchmark
-  kbnode submit --eval prefix_python --template Python >mine.py
-  kbnode submit --org gpu-mode --queue b200 --eval prefix_python mine.py --dry-run`,
+  kbnode submit --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
+  kbnode submit --problem prefix_python --template Python >mine.py
+  kbnode submit --org gpu-mode --queue b200 --problem prefix_python mine.py --dry-run`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("follow") {
+				return f.followRun(cmd, s, args)
+			}
+			return f.run(cmd.Context(), s, args)
+		},
 	}
 	f.add(cmd)
 	fl := cmd.Flags()
-	fl.StringVar(&f.eval, "eval", "", "`PROBLEM`: "+task.Choice)
+	addProblem(fl, &f.problem, "")
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, as JSON or encoded, "-" for standard input`)
 	fl.BoolVar(&f.hello, "hello", false, "a small evaluation that every node passes")
 	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or the payload's mode)")
 	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: a new one)")
+	fl.StringVar(&f.follow, "follow", "", "show the progress and result of the build with this run ID, and send nothing")
 	fl.StringVar(&f.resultFile, "result", "", "also write result.json to this file")
 	return cmd
 }
@@ -113,7 +120,47 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 		On: p.Show, Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.Stop()
-	err = s.Print(f.asJSON, out, func() { printOutcome(s, out) })
+	return f.show(s, out)
+}
+
+// followRun shows a build that was sent before.
+func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []string) error {
+	var others []string
+	cmd.Flags().Visit(func(fl *pflag.Flag) {
+		if !slices.Contains([]string{"follow", "org", "pipeline", "token-file", "json", "result"}, fl.Name) {
+			others = append(others, "--"+fl.Name)
+		}
+	})
+	if len(args) > 0 {
+		others = append(others, text.Line(args[0], 60))
+	}
+	if len(others) > 0 {
+		return term.Usagef("--follow sends nothing; leave out %s", strings.Join(others, ", "))
+	}
+	if err := term.CheckFolder("--result", f.resultFile); err != nil {
+		return err
+	}
+	p := NewSubmitProgress(term.NewProgress(s))
+	defer p.Stop()
+	client, err := f.api.Client(s, p.Trouble)
+	if err != nil {
+		return err
+	}
+	f.Org, f.Pipeline = f.api.Org, pipelineOf(f.Pipeline)
+	if err := checkRuns(f.Target, f.follow); err != nil {
+		return err
+	}
+	out, err := submit.Follow(cmd.Context(), client, submit.Options{Target: f.Target, Node: true, On: p.Show, Log: func(why string) { p.Trouble(why, 0) }}, f.follow)
+	p.Stop()
+	if err != nil {
+		return err
+	}
+	return f.show(s, out)
+}
+
+// show prints an outcome, and writes the result's file.
+func (f *submitFlags) show(s term.Streams, out submit.Outcome) error {
+	err := s.Print(f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
@@ -135,14 +182,14 @@ func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
 // request returns what the flags ask for. Its error says everything that is wrong with them.
 func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, error) {
 	var errs []error
-	if len(args) > 0 && f.eval == "" {
-		says := "a submission needs --eval DIR"
+	if len(args) > 0 && f.problem == "" {
+		says := "a submission needs --problem"
 		if i := slices.Index(s.Typed, args[0]); i >= 0 {
-			says += "; write " + s.Line(s.With(i, "--eval", problemFor(args[0]), args[0]))
+			says += "; write " + s.Line(s.With(i, "--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]))
 		}
 		errs = append(errs, errors.New(says))
-	} else if n := len(slices.DeleteFunc([]string{f.eval, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
-		errs = append(errs, errors.New("say what to evaluate: one of --eval DIR, --payload FILE and --hello"))
+	} else if n := len(slices.DeleteFunc([]string{f.problem, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
+		errs = append(errs, errors.New("say what to evaluate: one of --problem PROBLEM, --payload FILE and --hello"))
 	}
 	if f.hello && f.mode != "" && f.mode != "test" {
 		errs = append(errs, errors.New("--hello has only the mode test; leave out --mode"))
@@ -187,7 +234,7 @@ func checkPayload(doc string) error {
 }
 
 func (f *submitFlags) readTask(r *submit.Request, args []string) error {
-	t, text, err := readProblem(f.eval, args)
+	t, text, err := readProblem(f.problem, args)
 	if err != nil {
 		return err
 	}
@@ -206,10 +253,10 @@ func (f *submitFlags) readTask(r *submit.Request, args []string) error {
 // showTemplate prints the problem's template: to a file as its author wrote it, and to a
 // terminal without control characters.
 func (f *submitFlags) showTemplate(s term.Streams) error {
-	if f.eval == "" {
-		return term.Usagef("a template belongs to a problem; add --eval DIR")
+	if f.problem == "" {
+		return term.Usagef("a template belongs to a problem; add --problem PROBLEM")
 	}
-	t, err := task.Find(f.eval)
+	t, err := task.Find(f.problem)
 	if err != nil {
 		return term.Usage(err)
 	}

@@ -1,0 +1,192 @@
+package operator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/operate/submit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
+	"github.com/gpu-mode/kbnode/internal/std/tree"
+)
+
+// exitNoResult is the runner's exit code if it could not write the result.
+const exitNoResult = 3
+
+// NewEvaluate returns kbnode evaluate.
+func NewEvaluate(s term.Streams) *cobra.Command {
+	var l localFlags
+	var o runner.Options
+	cmd := &cobra.Command{
+		Use:   "evaluate [SUBMISSION]",
+		Short: "Evaluate a submission on this machine, as a node would",
+		Long: `Evaluate the file SUBMISSION (default: the problem's own) on this machine, as a node
+would in a job, and show the result.
+
+The problem is that of --problem, or else the directory of the submission, or this one,
+if it has a task.yml.
+
+Exit code 0 if the submission passed, 1 if it did not.`,
+		Example: `  kbnode evaluate --problem prefix_python mine.py
+  kbnode evaluate ~/problems/sort/mine.py --mode leaderboard`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := l.check(s, cmd, args); err != nil {
+				return err
+			}
+			return l.run(cmd.Context(), s, o, args)
+		},
+	}
+	l.add(cmd)
+	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: a temporary directory)")
+	return cmd
+}
+
+type localFlags struct {
+	problem, mode string
+	asJSON        bool
+}
+
+func (l *localFlags) add(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	addProblem(fl, &l.problem, "")
+	fl.StringVar(&l.mode, "mode", "test", "test, benchmark, leaderboard, private or profile")
+	fl.BoolVar(&l.asJSON, "json", false, "print result.json")
+}
+
+// check completes the flags, or says what is wrong with them.
+func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
+	given := cmd.Flags().Changed
+	switch {
+	case l.problem == "" && given("problem"):
+		return term.Usagef("--problem names no problem; give %s", task.Choice)
+	case l.problem == "":
+		l.problem = nearestProblem(args)
+	}
+	if l.problem == "" {
+		if len(args) == 0 {
+			return term.Usagef("no file and no problem; write such as kbnode evaluate --problem prefix_python mine.py")
+		}
+		i, shown := slices.Index(s.Typed, args[0]), text.Line(args[0], 60)
+		switch {
+		case i < 0:
+			return term.Usagef("%q needs --problem", shown)
+		case isProblem(args[0]) || slices.Contains(task.Examples(), args[0]):
+			return s.Advise(fmt.Sprintf("%q is a problem", shown), s.With(i, "--problem", args[0]))
+		}
+		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", "PROBLEM", args[0]))
+	}
+	if given("workdir") && !isDir(cmd.Flag("workdir").Value.String()) {
+		return term.Usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
+	}
+	return nil
+}
+
+// nearestProblem returns the directory with the problem of a submission, or "".
+func nearestProblem(args []string) string {
+	var dirs []string
+	if len(args) > 0 {
+		dirs = append(dirs, filepath.Dir(args[0]))
+	}
+	for _, dir := range append(dirs, ".") {
+		if isProblem(dir) {
+			return dir
+		}
+	}
+	return ""
+}
+
+func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, args []string) error {
+	t, submission, err := readProblem(l.problem, args)
+	if err != nil {
+		return err
+	}
+	doc, err := t.Config(submission, "", l.mode)
+	if err != nil {
+		return term.Usage(err)
+	}
+	if err := submit.CheckSize(payload.Encode([]byte(doc))); err != nil {
+		s.Warn("no node can evaluate this: %v", err)
+	}
+	o.Config, o.Stdin = "-", strings.NewReader(doc)
+	if len(args) == 0 {
+		s.Progress("submission: the problem's own %s; name a file to evaluate yours", t.Submission)
+	}
+	limits := map[string]time.Duration{"test": t.TestTimeout, "benchmark": t.BenchmarkTimeout, "leaderboard": t.RankedTimeout}
+	o.Begin = func(what, name string) {
+		if limit := limits[name]; what == "run" && limit > 0 {
+			what += fmt.Sprintf(", %.0f s at most", limit.Seconds())
+		}
+		s.Progress("%s: %s", name, what)
+	}
+	raw, r, err := evaluate(ctx, o)
+	if err != nil {
+		return err
+	}
+	said, passed := r.Verdict()
+	missing := submit.Missing(r)
+	switch {
+	case l.asJSON:
+		term.Verbatim(s.Out, text.JSON(string(raw)))
+	case ctx.Err() != nil:
+		term.Printf(s.Out, "%s\n", said)
+	case missing != "":
+		term.Printf(s.Out, "Not evaluated: %s\n", missing)
+	default:
+		var report strings.Builder
+		r.Report(&report, true)
+		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
+	}
+	if !passed && missing != "" {
+		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", gpuFor(t), "--problem", l.problem, "--mode", l.mode}, args...)))
+	}
+	return term.ExitUnless(passed, nil)
+}
+
+func gpuFor(t *task.Task) string {
+	for _, name := range t.GPUs {
+		if _, err := submit.GPUOf(name); err == nil {
+			return name
+		}
+	}
+	return "B200_BK"
+}
+
+// evaluate runs an evaluation in its directory or, without one, in a temporary directory, and returns
+// result.json as it is and as it was read.
+func evaluate(ctx context.Context, o runner.Options) (raw []byte, r *result.Result, err error) {
+	if o.Dir == "" {
+		if o.Dir, err = os.MkdirTemp("", "kbnode-runner-"); err != nil {
+			return nil, nil, fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)
+		}
+		defer func() { err = errors.Join(err, tree.RemoveAll(o.Dir)) }()
+	}
+	var notes bytes.Buffer
+	o.Stderr = &notes
+	if runner.Main(ctx, o) == exitNoResult {
+		return nil, nil, errors.New(strings.TrimSpace(notes.String()))
+	}
+	root, err := os.OpenRoot(o.Dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read result: %w", err)
+	}
+	defer root.Close() //nolint:errcheck // opened for reading
+	if raw, err = result.ReadFile(root, result.File); err != nil {
+		return nil, nil, fmt.Errorf("read result: %w", err)
+	}
+	r, err = result.Read(raw)
+	return raw, r, err
+}
