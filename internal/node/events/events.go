@@ -37,6 +37,8 @@ type Event struct {
 	Slot int       `json:"slot"` // -1 for the node
 	By   string    `json:"by,omitempty"`
 	Text string    `json:"text"` // a sentence
+	// Level is a health.Level, "info" when all is well again. "" is what people need not be notified of.
+	Level string `json:"level,omitempty"`
 }
 
 // Log is a node's events. The zero value keeps none.
@@ -113,15 +115,15 @@ func readFile(name string, from int64, fn func(Event)) error {
 	if err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
-	_, err = scan(f, from, fn)
+	_, err = scan(f, from, func(e Event, _ int64) { fn(e) })
 	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("read events: %w", err)
 	}
 	return nil
 }
 
-// scan reads complete lines from an offset, and returns the offset of the next one.
-func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
+// scan reads complete lines from an offset, and returns the offset of the next one. It passes each event with that offset.
+func scan(f *os.File, from int64, fn func(Event, int64)) (int64, error) {
 	if _, err := f.Seek(from, io.SeekStart); err != nil {
 		return from, err
 	}
@@ -140,7 +142,7 @@ func scan(f *os.File, from int64, fn func(Event)) (int64, error) {
 		from += int64(len(line))
 		var e Event
 		if json.Unmarshal(line, &e) == nil && e.Kind != "" {
-			fn(e)
+			fn(e, from)
 		}
 	}
 }
@@ -160,7 +162,7 @@ func (l Log) Follow(ctx context.Context, fn func(Event)) error {
 			}
 			last = now
 			if err == nil {
-				at, err = scan(f, at, fn)
+				at, err = scan(f, at, func(e Event, _ int64) { fn(e) })
 			}
 			err = errors.Join(err, f.Close())
 		}

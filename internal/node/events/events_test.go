@@ -124,3 +124,44 @@ func TestFollow(t *testing.T) {
 		t.Errorf("%v, %d more", err, len(texts))
 	}
 }
+
+// TestReadFrom goes on after each event, whatever happens to the files meanwhile.
+func TestReadFrom(t *testing.T) {
+	t.Parallel()
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	at, err := l.End()
+	must.Do(t, err)
+	read := func() (texts string) {
+		t.Helper()
+		must.Do(t, l.ReadFrom(at, func(e Event, after Place) { texts, at = texts+e.Text, after }))
+		return texts
+	}
+	for i, step := range []struct {
+		do   func() error
+		want string
+	}{
+		{func() error { return nil }, ""},
+		{func() error { return l.Add(Event{Kind: "x", Text: "a"}, Event{Kind: "x", Text: "b"}) }, "ab"},
+		{func() error { return nil }, ""},
+		{func() error { return errors.Join(l.Add(Event{Kind: "x", Text: "c"}), os.Rename(l.File, l.File+".1")) }, "c"},
+		{func() error { return l.Add(Event{Kind: "x", Text: "d"}) }, "d"},
+		{func() error { return errors.Join(os.Rename(l.File, l.File+".1"), l.Add(Event{Kind: "x", Text: "e"})) }, "e"},
+		{func() error { return errors.Join(os.Remove(l.File), os.Remove(l.File+".1")) }, ""},
+		{func() error { return l.Add(Event{Kind: "x", Text: "f"}) }, "f"},
+		{func() error { return os.Truncate(l.File, 0) }, ""}, // the same file, with less in it
+		{func() error { return l.Add(Event{Kind: "x", Text: "g"}) }, "g"},
+		{func() error { at = Place{1, 5}; return os.Rename(l.File, l.File+".1") }, "g"}, // a lost place
+	} {
+		must.Do(t, step.do())
+		if got := read(); got != step.want {
+			t.Errorf("step %d: read %q, want %q", i, got, step.want)
+		}
+	}
+	must.Do(t, l.Add(Event{Kind: "x", Text: "old"}))
+	at, err = l.End()
+	must.Do(t, err)
+	must.Do(t, l.Add(Event{Kind: "x", Text: "new"}))
+	if got := read(); got != "new" {
+		t.Errorf("after the end: %q", got)
+	}
+}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 // Config is what the operator wants. The zero value of a field means "decide
@@ -46,6 +48,7 @@ type Config struct {
 	Image         Image   `yaml:"image,omitempty"`
 	Docker        Docker  `yaml:"docker,omitempty"`
 	Metrics       Metrics `yaml:"metrics,omitempty"`
+	Notify        Notify  `yaml:"notify,omitempty"`
 	Hygiene       Hygiene `yaml:"hygiene,omitempty"`
 }
 
@@ -132,6 +135,17 @@ type Metrics struct {
 	// Listen is an IP address and a port. Default: the daemon serves none.
 	Listen string `yaml:"listen,omitempty"`
 }
+
+// Notify is who is notified of events, both ways if both are set. Default: no one.
+type Notify struct {
+	// Command is a program, by its absolute path, and its arguments. It reads the JSON from its standard input.
+	Command []string `yaml:"command,omitempty"`
+	// URL is where the JSON is posted to, or the path of a file that has it.
+	URL string `yaml:"url,omitempty"`
+}
+
+// NotifyURL is an address that notifications may be posted to: without TLS only on the node itself.
+var NotifyURL = lazy.Regexp(`^(https://[^\s"/]+|http://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?)(/[^\s"]*)?$`)
 
 // What an empty field means.
 const (

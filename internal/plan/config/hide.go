@@ -1,6 +1,10 @@
 package config
 
-import "github.com/gpu-mode/kbnode/internal/std/lazy"
+import (
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+)
 
 // hidden replaces what is not shown. It is valid in a URL and in a regular expression.
 const hidden = "xxxxx"
@@ -18,6 +22,22 @@ func HideURL(s string) string {
 	return urlQuery().ReplaceAllString(urlLogin().ReplaceAllString(s, "${1}"+hidden+"@"), "${1}"+hidden)
 }
 
+// HideWebhook is HideURL for an address whose path may be the secret.
+func HideWebhook(s string) string {
+	if strings.HasPrefix(s, "/") { // a file's
+		return s
+	}
+	s = urlLogin().ReplaceAllString(s, "${1}"+hidden+"@")
+	host := strings.Index(s, "://") + len("://")
+	if host < len("://") { // no scheme
+		host = 0
+	}
+	if end := host + strings.IndexAny(s[host:], "/?#") + 1; end > host && end < len(s) {
+		return s[:end] + hidden
+	}
+	return s
+}
+
 // hidePattern removes users and passwords from the URLs in a regular expression,
 // except the user git, which is public.
 func hidePattern(s string) string {
@@ -33,8 +53,12 @@ func hidePattern(s string) string {
 func hide(key string, value any) (shown any, some bool) {
 	switch v := value.(type) {
 	case string:
-		if key == "agent.endpoint" || key == "agent.download_url" {
+		switch key {
+		case "agent.endpoint", "agent.download_url":
 			shown := HideURL(v)
+			return shown, shown != v
+		case "notify.url":
+			shown := HideWebhook(v)
 			return shown, shown != v
 		}
 	case Patterns:

@@ -29,6 +29,18 @@ func TestHide(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
+		"https://hooks.example/services/T0/B0/xyz": "https://hooks.example/xxxxx",
+		"https://hooks.example?key=xyz":            "https://hooks.example?xxxxx",
+		"https://me:pw@hooks.example/":             "https://xxxxx@hooks.example/",
+		"https://me:p/w@hooks.example/x":           "https://xxxxx@hooks.example/xxxxx",
+		"hooks.example/services/xyz":               "hooks.example/xxxxx",
+		"/etc/kbnode/notify-url":                   "/etc/kbnode/notify-url",
+	} {
+		if got := HideWebhook(in); got != want {
+			t.Errorf("webhook %s is shown as %s, want %s", in, got, want)
+		}
+	}
+	for in, want := range map[string]string{
 		`^https://me:p@w@github\.com/x$`:    `^https://xxxxx@github\.com/x$`,
 		`^https?:\/\/TOKEN@github\.com/x$`:  `^https?:\/\/xxxxx@github\.com/x$`,
 		`^(a|ssh://git@github\.com/)x$`:     `^(a|ssh://git@github\.com/)x$`,
@@ -70,13 +82,13 @@ func TestShow(t *testing.T) {
 			t.Errorf("%s: %q is hidden in\n%s", name, shown.Hidden, shown.Text)
 		}
 	}
-	secrets := Config{Agent: Agent{Endpoint: "https://me:pw@h/v3", AllowedRepositories: Patterns{"^https://TOKEN@h/p$"}}}
+	secrets := Config{Agent: Agent{Endpoint: "https://me:pw@h/v3", AllowedRepositories: Patterns{"^https://TOKEN@h/p$"}}, Notify: Notify{URL: "https://h/SECRET"}}
 	shown, err := Show("", secrets)
 	must.Do(t, err)
 	want := "# The configuration of this node. File: none\n# Secrets are shown as xxxxx: restore them before you use this file.\n" +
-		"gpus: all\nagent:\n  endpoint: https://xxxxx@h/v3\n  allowed_repositories:\n    - ^https://xxxxx@h/p$\n"
+		"gpus: all\nagent:\n  endpoint: https://xxxxx@h/v3\n  allowed_repositories:\n    - ^https://xxxxx@h/p$\nnotify:\n  url: https://h/xxxxx\n"
 	must.Equal(t, want, shown.Text)
-	must.Equal(t, []string{"agent.endpoint", "agent.allowed_repositories"}, shown.Hidden)
+	must.Equal(t, []string{"agent.endpoint", "agent.allowed_repositories", "notify.url"}, shown.Hidden)
 	must.Equal(t, "https://me:pw@h/v3", secrets.Agent.Endpoint)
 }
 

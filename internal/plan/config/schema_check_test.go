@@ -192,6 +192,9 @@ var moreCases = map[string]bool{
 	"image: {auto_update: '@daily'}": true, "image: {auto_update: '@noon'}": false, "image: {auto_update: '0 3 * *'}": false, "image: {auto_update: '60 3 * * *'}": false, "image: {auto_update: '0 3 1-5/2 jan,3 MON-fri'}": true, "image: {auto_update: '*/15 0-6,22 * * 7'}": true, "image: {auto_update: false}": false,
 	"docker: {socket: docker.sock}": false, "docker: {socket: /run/docker.sock}": true,
 	"metrics: {listen: '[::1]:9700'}": true, "metrics: {listen: 127.0.0.1}": false, "metrics: {listen: 'http://127.0.0.1:9700'}": false, "metrics: {listen: 9700}": false,
+	"notify: {command: [/bin/page, a b, '']}": true, "notify: {command: /bin/page}": false, "notify: {command: [page]}": false, "notify: {command: [/bin/page, 1]}": true, "notify: {command: [/bin/page, [a]]}": false, "notify: {command: []}": true,
+	"notify: {url: 'https://hooks.example/services/T0/B0/secret?a=b'}": true, "notify: {url: 'https://hooks.example'}": true, "notify: {url: 'http://127.0.0.1:9/x'}": true, "notify: {url: 'http://[::1]/x'}": true, "notify: {url: /etc/kbnode/notify-url}": true,
+	"notify: {url: 'http://hooks.example/x'}": false, "notify: {url: 'http://localhost@hooks.example/x'}": false, "notify: {url: 'http://localhost:80@hooks.example/x'}": false, "notify: {url: 'http://127.0.0.1.example/'}": false, "notify: {url: 'https:///x'}": false, "notify: {url: 'https://a b'}": false, "notify: {url: notify-url}": false,
 	"hygiene: {clocks: 99}": false, "hygiene: {clocks: 100}": true, "hygiene: {clocks: 10001}": false, "hygiene: {clocks: '1410'}": true, "hygiene: {clocks: 10000}": true, "hygiene: {clocks: 20000}": false, "hygiene: {disabled: 'true'}": false,
 }
 

@@ -27,6 +27,7 @@ var (
 	networkForm  = lazy.Regexp(`^(` + NetworkBridge + `|` + NetworkInternet + `|` + NetworkNone + `)$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
+	webhookForm  = lazy.Regexp(`^/[^\s"]+$|` + NotifyURL().String())
 	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
@@ -111,6 +112,8 @@ func validateForms(c Config, bad func(key, format string, args ...any)) {
 		{"agent.endpoint", one(c.Agent.Endpoint), endpointForm, "an address; write one such as " + DefaultEndpoint},
 		{"agent.download_sha256", one(c.Agent.DownloadSHA256), sumForm, "a SHA-256; write its 64 hex digits"},
 		{"agent.tags", c.Agent.Tags, tagForm, "a tag; write key=value without spaces, commas or quotes"},
+		{"notify.command", c.Notify.Command[:min(1, len(c.Notify.Command))], pathForm, "an absolute path; write that of a program, such as /usr/local/bin/page"},
+		{"notify.url", one(c.Notify.URL), webhookForm, "an https address or the path of a file that has one; write one such as https://alerts.example/kbnode or /etc/kbnode/notify-url"},
 		{"docker.socket", one(c.Docker.Socket), pathForm, "an absolute path; write one that begins with /"},
 		{"job.profile", one(c.Job.Profile), profileForm, "valid; write " + ProfileCompatible + " or " + ProfileStrict},
 		{"job.network", one(c.Job.Network), networkForm, "valid; write " + NetworkBridge + " or " + NetworkInternet + " or " + NetworkNone},
