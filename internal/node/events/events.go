@@ -37,9 +37,15 @@ type Event struct {
 	Slot int       `json:"slot"` // -1 for the node
 	By   string    `json:"by,omitempty"`
 	Text string    `json:"text"` // a sentence
-	// Level is a health.Level, "info" when all is well again. "" is what people need not be notified of.
+	// Level is the name of a health.Level, Info when all is well again. "" is what no one need be notified of.
 	Level string `json:"level,omitempty"`
 }
+
+// Levels of events that are not about a verdict.
+const (
+	Info = "info"
+	Warn = "warn"
+)
 
 // Log is a node's events. The zero value keeps none.
 type Log struct{ File string }

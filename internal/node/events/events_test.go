@@ -151,6 +151,8 @@ func TestReadFrom(t *testing.T) {
 		{func() error { return os.Truncate(l.File, 0) }, ""}, // the same file, with less in it
 		{func() error { return l.Add(Event{Kind: "x", Text: "g"}) }, "g"},
 		{func() error { at = Place{1, 5}; return os.Rename(l.File, l.File+".1") }, "g"}, // a lost place
+		{func() error { at = Place{1, 5}; return os.Link(l.File+".1", l.File) }, "g"},   // as if it was moved meanwhile
+		{func() error { return os.Remove(l.File) }, ""},
 	} {
 		must.Do(t, step.do())
 		if got := read(); got != step.want {

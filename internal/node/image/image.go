@@ -215,7 +215,7 @@ func (u *Updater) Rollback(ctx context.Context, reason string) (Result, error) {
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
-	u.note("%s rolled back to %s: %s", u.Name, u.state.Current.label(), reason)
+	u.note(events.Warn, "%s rolled back to %s: %s", u.Name, u.state.Current.label(), reason)
 	r := u.result(ActionBack, reason)
 	r.Previous = bad
 	return r, u.prune(ctx)
@@ -309,9 +309,9 @@ func (u *Updater) say(format string, args ...any) {
 	}
 }
 
-// note records an event. Failing to do so is no reason to stop.
-func (u *Updater) note(format string, args ...any) {
-	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Time: now(), Text: fmt.Sprintf(format, args...)}); err != nil {
+// note records an event, with events.Event.Level. Failing to do so is no reason to stop.
+func (u *Updater) note(level, format string, args ...any) {
+	if err := u.Events.Add(events.Event{Kind: "image", Slot: -1, Level: level, Time: now(), Text: fmt.Sprintf(format, args...)}); err != nil {
 		u.say("%v", err)
 	}
 }

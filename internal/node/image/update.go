@@ -9,11 +9,21 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 )
 
 // Update points the name to what its registry has now, or to Options.From, if a canary
 // passes. After an error the name keeps pointing to what it did.
 func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
+	r, err := u.update(ctx, o)
+	if _, locked := errors.AsType[*reconcile.LockedError](err); err != nil && o.Auto && !locked && ctx.Err() == nil {
+		u.note(events.Warn, "%s was not updated: %v", u.Name, err) // no one reads the error
+	}
+	return r, err
+}
+
+func (u *Updater) update(ctx context.Context, o Options) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
 		return Result{}, err
@@ -219,7 +229,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 	if err := u.move(ctx); err != nil {
 		return Result{}, err
 	}
-	u.note("%s is now %s; it passed its canary in slot %s", u.Name, u.state.Current.label(), u.state.Current.Canary.Slot)
+	u.note("", "%s is now %s; it passed its canary in slot %s", u.Name, u.state.Current.label(), u.state.Current.Canary.Slot)
 	return u.result(ActionUpdated, ""), u.prune(ctx)
 }
 
@@ -227,7 +237,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 // someone pulled it by name, the name goes back to the current image.
 func (u *Updater) refuseCandidate(ctx context.Context, tagged *docker.Image, reason string) (Result, error) {
 	bad := u.state.Drop[len(u.state.Drop)-1]
-	u.note("%s was refused for %s: %s", bad.label(), u.Name, reason)
+	u.note(events.Warn, "%s was refused for %s: %s", bad.label(), u.Name, reason)
 	if cur := u.state.Current; tagged != nil && tagged.ID == bad.ID && cur.passed() && cur.ID != bad.ID {
 		if _, err := u.restoreName(ctx); err != nil {
 			return Result{}, err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
+	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -658,4 +660,37 @@ func TestEditedState(t *testing.T) {
 	if r, err := u.Update(t.Context(), Options{}); err != nil || r.Action != ActionUpdated {
 		t.Errorf("%+v, %v", r, err)
 	}
+}
+
+// TestEvents checks which results people are notified of: what failed while no one watched.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	u := w.updater(dir)
+	u.Events = events.Log{File: filepath.Join(dir, "events.jsonl")}
+	auto := Options{Auto: true}
+	mustDo(t, ActionUpdated)(u.Update(t.Context(), auto))
+	w.registry[name], w.bad[id(2)] = digest(2), true
+	mustDo(t, ActionRefused)(u.Update(t.Context(), auto))
+	mustDo(t, ActionSkipped)(u.Update(t.Context(), auto))
+	delete(w.registry, name)
+	for _, o := range []Options{auto, {}} {
+		_, err := u.Update(t.Context(), o)
+		must.Err(t, err, "the registry refuses it")
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	_, _ = u.Update(stopped, auto)
+	w.registry[name] = digest(3)
+	mustDo(t, ActionUpdated)(u.Update(t.Context(), auto))
+	mustDo(t, ActionBack)(u.Rollback(t.Context(), "it is slow"))
+	var got []string
+	must.Do(t, u.Events.Read(func(e events.Event) {
+		if e.Level != "" {
+			got = append(got, e.Level+": "+strings.ReplaceAll(strings.ReplaceAll(e.Text, digest(2), "2"), digest(1), "1"))
+		}
+	}))
+	must.Equal(t, []string{
+		"warn: 2 was refused for " + name + ": it fails", "warn: " + name + " was not updated: the registry refuses it", "warn: " + name + " rolled back to 1: it is slow",
+	}, got)
 }
