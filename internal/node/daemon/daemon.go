@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
@@ -120,6 +121,8 @@ type daemonLoop struct {
 	reported string           // the last error that was logged
 	address  string           // Reading.Listen
 	service  standin.Service  // Reading.Service
+	notify   config.Notify    // Reading.Notify
+	parked   map[int]bool     // slots with an event that they are parked; nil before the first look
 	socket   string           // of the Docker engine; "" before the first plan
 	engine   inventory.Docker // as it answered last
 	snapshot Snapshot         // of the current pass
@@ -248,11 +251,11 @@ func (d *daemonLoop) report(err error) {
 	case now == d.reported:
 	case now == "":
 		d.Log.Info("node can be reconciled again")
-		d.event(events.Event{Kind: "mended", Slot: -1, Text: "the node can be reconciled again"})
+		d.event(events.Event{Kind: "mended", Slot: -1, Level: events.Info, Text: "the node can be reconciled again"})
 		d.Notify("STATUS=the node is as planned")
 	default:
 		d.Log.Error("node not reconciled", "err", err)
-		d.event(events.Event{Kind: "error", Slot: -1, Text: strings.ReplaceAll(now, "\n", "; ")})
+		d.event(events.Event{Kind: "error", Slot: -1, Level: events.Warn, Text: strings.ReplaceAll(now, "\n", "; ")})
 		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
 	}
 	d.reported = now

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
@@ -82,6 +83,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Started:   n.started,
 		Drains:    n.drains(),
 		Listen:    n.listen,
+		Notify:    config.Notify{URL: n.listen},
 		Socket:    "/run/docker.sock",
 		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
 			n.mu.Lock()
@@ -501,7 +503,7 @@ func TestPublish(t *testing.T) {
 			all = append(all, s)
 		}})
 		count, s := last()
-		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen {
+		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen || s.Notify.URL != n.listen {
 			t.Errorf("%d at the start: %+v", count, s)
 		}
 		parked := filepath.Join(n.root, plan.RunDir(1), "parked")

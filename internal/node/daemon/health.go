@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
@@ -156,6 +157,9 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 		return drainsOf(d.health.Verdicts, o.plan, d.health.state.Now)
 	}
 	states, unread := d.slotStates(ctx, host, o)
+	if !slices.Contains(unread, health.CheckAgent) {
+		d.recordParked(states, moment.Now)
+	}
 	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
@@ -233,9 +237,20 @@ func (d *daemonLoop) recordHealth(happened []health.Event) {
 		if e.Job != "" {
 			text += " (job " + e.Job + ")"
 		}
-		all = append(all, events.Event{Time: e.Time, Kind: "health", Slot: e.Slot, By: e.Check, Text: text})
+		all = append(all, events.Event{Time: e.Time, Kind: "health", Slot: e.Slot, By: e.Check, Text: text, Level: levelOf(e)})
 	}
 	d.event(all...)
+}
+
+// levelOf returns the level of an event: "" unless it is about a verdict, which is what follows from the others.
+func levelOf(e health.Event) string {
+	switch e.Kind {
+	case "raised", "changed":
+		return e.Level.String()
+	case "cleared":
+		return events.Info
+	}
+	return ""
 }
 
 // save writes the verdicts and the state behind them.
@@ -328,6 +343,7 @@ type Reading struct {
 	Drains    []plan.Drain  // as stored
 	Started   time.Duration // by health.Moment.Up
 	Listen    string        // address of the metrics; "" for none
+	Notify    config.Notify // who is notified of events
 	Socket    string        // of the Docker engine
 	Service   standin.Service
 	// Replan makes the plan again with other drains than the stored ones.

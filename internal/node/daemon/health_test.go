@@ -76,6 +76,8 @@ func TestVerdictDrainsItsSlot(t *testing.T) {
 		if got := kinds(t, log); !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "health: gpu.lost raised: ") }) {
 			t.Errorf("events: %q", got)
 		}
+		// The kernel's line, from which it follows, is an event without a level.
+		must.Equal(t, []string{"health 0 fatal: gpu.lost raised: the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79)"}, levels(t, log, "health"))
 		stored, err := ReadHealth(n.root)
 		if err != nil || len(stored.Verdicts) == 0 || stored.Verdicts[0].Check != "gpu.lost" {
 			t.Errorf("kept: %+v, %v", stored, err)

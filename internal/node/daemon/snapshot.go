@@ -7,6 +7,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // Snapshot is what one pass saw and did.
@@ -24,6 +25,7 @@ type Snapshot struct {
 	Waiting int                // number of changes that wait for the end of a job
 	Listen  string             // address of the metrics; "" for none
 	Service standin.Service    // zero before the first full pass
+	Notify  config.Notify      // as of the last good reading
 }
 
 // publish passes the finished pass to Options.Publish.
@@ -33,6 +35,6 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	}
 	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen, s.Service = d.plan, d.health.Verdicts, d.address, d.service
+	s.Plan, s.Verdicts, s.Listen, s.Service, s.Notify = d.plan, d.health.Verdicts, d.address, d.service, d.notify
 	d.Publish(s)
 }

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// levels returns the events of a kind that people are notified of.
+func levels(t *testing.T, l events.Log, kinds ...string) (all []string) {
+	t.Helper()
+	must.Do(t, l.Read(func(e events.Event) {
+		if e.Level != "" && slices.Contains(kinds, e.Kind) {
+			all = append(all, fmt.Sprintf("%s %d %s: %s", e.Kind, e.Slot, e.Level, e.Text))
+		}
+	}))
+	return all
+}
+
+// TestParkedSlots checks that a slot that stays parked is an event, once, also for another daemon, and its return another.
+func TestParkedSlots(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		log, _ := running(t, n, Options{})
+		dir := filepath.Join(n.root, plan.RunDir(1), "parked")
+		must.Do(t, os.MkdirAll(dir, 0o755))
+		park := func() {
+			text := fmt.Sprintf(`{"reason":"its GPU is in use","since":%q}`, time.Now().UTC().Format(time.RFC3339))
+			must.Do(t, os.WriteFile(filepath.Join(dir, "gpu.json"), []byte(text), 0o600))
+		}
+		unpark := func() { must.Do(t, os.Remove(filepath.Join(dir, "gpu.json"))) }
+		park()
+		later(45 * time.Second)
+		unpark()
+		later(2 * time.Minute)
+		var want []string
+		must.Equal(t, want, levels(t, log, "park", "unpark"))
+		park()
+		later(5 * time.Minute)
+		want = append(want, "park 1 warn: gpu1 is parked: its GPU is in use")
+		must.Equal(t, want, levels(t, log, "park", "unpark"))
+		must.Do(t, log.Add(events.Event{Kind: "park", Slot: 0})) // as of a daemon before
+		running(t, n, Options{})
+		later(5 * time.Minute)
+		want = append(want, "unpark 0 info: gpu0 is no longer parked")
+		must.Equal(t, want, levels(t, log, "park", "unpark"))
+		unpark()
+		later(5 * time.Minute)
+		if got := levels(t, log, "park", "unpark"); !slices.Contains(got, "unpark 1 info: gpu1 is no longer parked") {
+			t.Errorf("events %q", got)
+		}
+	})
+}
