@@ -121,7 +121,7 @@ func newRoot(s term.Streams) *cobra.Command {
 	doctor := sudo(newDoctor(s), append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, environ.Network...)...)
 	upgrade := sudo(newUpgrade(s), environ.Network...)
 	addGroup(root, "Set up", install, doctor, newPlan(s), newInventory(s), newConfig(s), sudo(newSelftest(s)), sudo(newUninstall(s)))
-	addGroup(root, "Operate", sudo(newStatus(s)), sudo(newDrain(s)), sudo(newResume(s)), sudo(newLogs(s)), newEvents(s), sudo(newImage(s)), upgrade)
+	addGroup(root, "Operate", sudo(newStatus(s)), sudo(newDrain(s)), sudo(newResume(s)), sudo(newLogs(s)), newEvents(s), sudo(newNotify(s)), sudo(newImage(s)), upgrade)
 	addGroup(root, "Write kernels", operator.NewEvaluate(s), operator.NewSubmit(s), operator.NewCancel(s))
 	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, plumbing, operator.NewRunner(s), sudo(newReconcile(s)), newVersion(s))

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/metrics"
+	"github.com/gpu-mode/kbnode/internal/node/notify"
 	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
@@ -154,12 +155,18 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		Token: func() (string, error) { return agent.ReadToken(plan.TokenPath) }, Log: s.Logger(),
 	})
 	defer absent.Close()
+	log := events.Log{File: events.Path}
+	notifier := notify.New(notify.Options{Events: log, Dir: notify.Dir, Log: s.Logger()})
+	defer notifier.Close()
 	daemon.Run(ctx, daemon.Options{
 		Root: "/",
-		Node: node.Daemon(Version(), s.Logger()), Events: events.Log{File: events.Path}, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
+		Node: node.Daemon(Version(), s.Logger()), Events: log, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
 		Publish: func(pass daemon.Snapshot) {
 			m.Publish(pass)
 			node.ShowAbsent(absent, pass)
+			if pass.Plan != nil {
+				notifier.Configure(pass.Plan.Node, pass.Notify)
+			}
 		},
 	})
 	return nil

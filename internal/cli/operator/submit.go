@@ -30,9 +30,9 @@ type submitFlags struct {
 	targetFlags
 
 	problem, template, payload, mode, runID, resultFile, follow string
-	hello                                                    bool
-	need                                                     time.Duration // of the job
-	runs                                                     []string      // that the result must contain
+	hello                                                       bool
+	need                                                        time.Duration // of the job
+	runs                                                        []string      // that the result must contain
 }
 
 // NewSubmit returns kbnode submit.

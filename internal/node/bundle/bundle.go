@@ -160,9 +160,16 @@ var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 // scrubber removes secrets from text.
 type scrubber struct{ known []string }
 
-// newScrubber knows this machine's own token, whatever its form.
+// webhook finds the address of notify.url in a configuration, even one with errors.
+var webhook = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\burl["']?\s*:\s*["']?(https?://[^\s"',}]+)`) })
+
+// newScrubber knows this machine's own token and webhook, whatever their form.
 func newScrubber(m *doctor.Machine) scrubber {
 	var s scrubber
+	config, _ := m.Read(plan.ConfigPath) // if it cannot be read, it is not in the bundle either
+	for _, found := range webhook().FindAllStringSubmatch(config, -1) {
+		s.known = append(s.known, found[1])
+	}
 	if m.API.Token != "" {
 		s.known = append(s.known, m.API.Token)
 	}

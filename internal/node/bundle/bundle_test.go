@@ -42,7 +42,7 @@ func TestWrite(t *testing.T) {
 	m := &doctor.Machine{Tree: host.Tree{Root: t.TempDir()}}
 	for name, text := range map[string]string{
 		plan.TokenPath:               "BUILDKITE_AGENT_TOKEN=plain-looking-words\n",
-		plan.ConfigPath:              "queue: b200\n# it was plain-looking-words once\n# and a-persons-own\n",
+		plan.ConfigPath:              "queue: b200\n# it was plain-looking-words once\n# and a-persons-own\nnotify: {url: https://hooks.example/T0/xyz}\nqueues: typo\n",
 		"/etc/docker/daemon.json":    `{"proxies": {"http-proxy": "http://me:pa55@proxy:3128"}}`,
 		"/proc/cmdline":              "quiet",
 		"/var/lib/kbnode/slots.json": "{}",
@@ -58,7 +58,7 @@ func TestWrite(t *testing.T) {
 	must.Do(t, err)
 	files := unpacked(t, out.Bytes())
 	for name, want := range map[string]string{
-		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\n",
+		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\nnotify: {url: (hidden)}\nqueues: typo\n",
 		"files/etc/docker/daemon.json": `{"proxies": {"http-proxy": "http://(hidden)proxy:3128"}}`,
 		"files/proc/cmdline":           "quiet",
 		"broken.txt":                   "half\nincomplete: no more\n",

@@ -1,0 +1,120 @@
+package notify
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// program writes a program of this test's user into a directory that no one else can write to.
+func program(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "page")
+	must.Program(t, file, "#!/bin/sh\n"+text)
+	return file
+}
+
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, c := range map[string]struct{ script, err, wrote string }{
+		"reads":            {`{ echo "$1"; cat; } >$2`, "", "a b\n{}"},
+		"knows little":     {`env | grep -v ^PWD= | sort >$2`, "", "LC_ALL=C.UTF-8\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"},
+		"does not read":    {`exit 0`, "", ""},
+		"fails":            {`echo secret >&2; exit 3`, "exit status 3", ""},
+		"hangs":            {`sleep 300 & echo $! >$2; wait`, "did not end within 2s, and was killed", "?"},
+		"leaves something": {`sleep 300 & echo $! >$2`, "", "?"},
+		"floods":           {`head -c 100000000 /dev/zero; head -c 100000000 /dev/zero >&2`, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(dir, strings.ReplaceAll(name, " ", "-"))
+			within := time.Minute
+			if name == "hangs" {
+				within = 2 * time.Second
+			}
+			err := command{args: []string{program(t, c.script), "a b", file}, within: within}.send(t.Context(), []byte("{}"))
+			must.Err(t, err, c.err)
+			text, _ := os.ReadFile(file)
+			if c.wrote == "?" { // the number of a process that must be gone, or a zombie
+				must.Until(t, "the process is gone", func() bool {
+					stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat")
+					return err != nil || strings.Contains(string(stat), ") Z ")
+				})
+			} else {
+				must.Equal(t, c.wrote, string(text))
+			}
+		})
+	}
+}
+
+// TestRootsOnly refuses what others could replace.
+func TestRootsOnly(t *testing.T) {
+	t.Parallel()
+	closed := program(t, "exit 0")
+	open := program(t, "exit 0")
+	must.Do(t, os.Chmod(open, 0o775))
+	inOpen := program(t, "exit 0")
+	must.Do(t, os.Chmod(filepath.Dir(inOpen), 0o777))
+	link := filepath.Join(t.TempDir(), "link")
+	must.Do(t, os.Symlink(inOpen, link))
+	good := filepath.Join(t.TempDir(), "good")
+	must.Do(t, os.Symlink("../"+filepath.Base(filepath.Dir(closed))+"/page", good))
+	circle := filepath.Join(t.TempDir(), "circle")
+	must.Do(t, os.Symlink(circle, circle))
+	for name, want := range map[string]string{
+		closed: "", good: "", open: "mode 0775, which lets others in; type sudo chmod 0755 " + open, inOpen: "mode 0777", link: filepath.Dir(inOpen) + " has mode 0777",
+		circle: "too many levels", filepath.Dir(closed): "is not a file", closed + "x": "no such file",
+	} {
+		must.Err(t, rootsOnly(name, 0o022), want)
+	}
+	must.Err(t, rootsOnly(closed, 0o077), "has mode 0755, which lets others in; type sudo chmod 0700 "+closed)
+	if os.Geteuid() == 0 {
+		must.Do(t, os.Chown(closed, 1000, -1))
+		must.Err(t, rootsOnly(closed, 0o022), closed+" belongs to user 1000; type sudo chown -h root "+closed)
+	}
+}
+
+// TestWebhook posts to a real server, whose address is in a file.
+func TestWebhook(t *testing.T) {
+	t.Parallel()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/ok":
+		case "/away":
+			http.Redirect(w, r, "/ok", http.StatusTemporaryRedirect)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	defer s.Close()
+	file := filepath.Join(t.TempDir(), "url")
+	for text, want := range map[string]string{
+		s.URL + "/ok\n":               "",
+		s.URL + "/away":               "it answers 307 Temporary Redirect",
+		s.URL + "/SECRET":             "it answers 404 Not Found",
+		"":                            file + " has no https address; write one into it, and nothing else",
+		"http://hooks.example/SECRET": file + " has no https address",
+		"https://h/%zzSECRET":         "it is not a valid address",
+		"https://127.0.0.1:1/SECRET":  "connect: connection refused",
+	} {
+		must.Do(t, os.WriteFile(file, []byte(text), 0o600))
+		err := webhook{address: file}.send(t.Context(), []byte("{}"))
+		must.Err(t, err, want)
+		if _, refused := errors.AsType[*refusedError](err); refused != strings.HasPrefix(want, "it answers") {
+			t.Errorf("%q: refused is %v", text, refused)
+		}
+		if err != nil && strings.Contains(err.Error(), "SECRET") {
+			t.Errorf("%q: the error shows it: %v", text, err)
+		}
+	}
+	must.Do(t, os.Chmod(file, 0o644))
+	must.Err(t, webhook{address: file}.send(t.Context(), nil), "has mode 0644, which lets others in; type sudo chmod 0600 "+file)
+}
