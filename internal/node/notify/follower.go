@@ -102,7 +102,7 @@ func (f *follower) report(err error) {
 
 // step sends what is next. more is false if there was nothing.
 func (f *follower) step(ctx context.Context) (more bool, err error) {
-	first, count, last, err := f.pending()
+	first, count, _, err := f.pending()
 	if err != nil || count == 0 && f.Missed == 0 {
 		return false, err
 	}
@@ -113,7 +113,8 @@ func (f *follower) step(ctx context.Context) (more bool, err error) {
 		if limit.Sleep(ctx, window-time.Since(f.began)) != nil {
 			return false, nil
 		}
-		if _, count, last, err = f.pending(); err == nil && count > 1 {
+		_, count, last, err := f.pending()
+		if err == nil && count > 1 {
 			f.save(progress{Place: last, Missed: f.Missed + count})
 		}
 		return true, err
@@ -151,10 +152,11 @@ func (f *follower) pending() (first pending, count int, last events.Place, err e
 		case e.Level == "" && count == 0:
 			skipped = after
 		case e.Level != "":
-			if count++; count == 1 {
+			if count == 0 {
 				first = pending{e, after}
 			}
 			last = after
+			count++
 		}
 	})
 	if skipped.File != f.Place.File && err == nil { // the log will lose the place

@@ -52,10 +52,10 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	if r.fail != nil {
 		status = r.fail(m)
 	}
-	switch {
-	case status == 0:
+	switch status {
+	case 0:
 		return nil, errors.New("connection refused")
-	case status == http.StatusOK:
+	case http.StatusOK:
 		r.got = append(r.got, m)
 	}
 	return &http.Response{StatusCode: status, Status: "by\x1b[2J them", Body: io.NopCloser(strings.NewReader("x")), Header: http.Header{"Location": {"https://evil.example/"}}}, nil
