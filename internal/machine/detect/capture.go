@@ -147,7 +147,7 @@ func Open(name string) (root string, closeRoot func() error, err error) {
 		return name, func() error { return nil }, nil
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxArchive {
-		return "", nil, fmt.Errorf("open machine %s: neither a directory nor an archive of at most %d MiB", name, maxArchive>>20)
+		return "", nil, fmt.Errorf("open machine %s: neither a directory nor an archive of at most %d MiB; give a file made by kbnode inventory --capture", name, maxArchive>>20)
 	}
 	archive, err := txtar.ParseFile(name)
 	if err != nil {
