@@ -88,6 +88,8 @@ type Check struct {
 	Vendor string
 	// Bare means that the check can run before kbnode install.
 	Bare bool
+	// Recorded means that a recorded machine answers it: it asks only the configuration, the slots and the inventory.
+	Recorded bool
 	// Slow means that the check runs containers.
 	Slow bool
 	// Alone means that the check runs only if its name or group is given, and then after all others, one after
@@ -151,9 +153,10 @@ func (r Result) Summary() string {
 
 // Report is the outcome of a run.
 type Report struct {
-	Schema int      `json:"schema"`
-	Fit    bool     `json:"fit"` // nothing failed
-	Checks []Result `json:"checks"`
+	Schema   int      `json:"schema"`
+	Recorded string   `json:"recorded,omitempty"` // the file, if it is a recorded machine's: most checks are then skipped
+	Fit      bool     `json:"fit"`                // nothing failed
+	Checks   []Result `json:"checks"`
 }
 
 // Schema is the version of the JSON that Report marshals to.

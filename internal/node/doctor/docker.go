@@ -79,6 +79,9 @@ func dockerConfig(ctx context.Context, m *Machine) Answer {
 
 func dockerEngine(ctx context.Context, m *Machine) Answer {
 	if m.Inventory.Software.Docker.Version == "" {
+		if m.Recorded != "" {
+			return found(fail("%s", cmp.Or(m.problem("docker"), "no engine answered")).Advise("sudo kbnode doctor --only docker says why, on the machine"))
+		}
 		if readDaemon(ctx, m).Problem != "" {
 			return found(skip("it does not answer and cannot start; see docker-config"))
 		}
@@ -164,6 +167,8 @@ func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Findin
 		action = "restart"
 	}
 	switch flag := d.Flag(s.key); {
+	case m.Recorded != "": // the file on the machine may have other keys
+		return f.Advise("sudo kbnode doctor --only docker has the command, on the machine")
 	case flag != "":
 		return f.Advise("dockerd is started with %s: run sudo systemctl edit --full docker, remove it, then run sudo systemctl restart docker", flag)
 	case d.Problem == "" && d.Has(s.key) && s.sed != "" && strings.Contains(string(d.Keys[s.key]), s.has):

@@ -73,6 +73,9 @@ type Machine struct {
 	Now    time.Time
 	API    API
 	Slots  []int // to run the self-test in; empty means all
+	// Recorded is the file that the machine was recorded in; "" for one that can be asked. Of what is not in the
+	// file nothing is known.
+	Recorded string
 
 	Config    *config.Config       // config
 	Inventory *inventory.Inventory // inventory

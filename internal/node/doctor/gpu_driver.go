@@ -17,6 +17,9 @@ const (
 
 // moduleMissing returns why NVIDIA's module is not loaded.
 func moduleMissing(m *Machine) Finding {
+	if m.Recorded != "" {
+		return fail("NVIDIA's driver is not loaded").Advise("sudo kbnode doctor --only nvidia-driver says why, on the machine")
+	}
 	kernel := m.Inventory.Kernel
 	built := m.NVIDIAKernels()
 	switch {

@@ -35,6 +35,9 @@ func gpuHealth(ctx context.Context, m *Machine) Answer {
 			wrong = append(wrong, verdictFinding(v))
 		}
 	}
+	if len(wrong) == 0 && m.Recorded != "" {
+		return none("no fault is recorded, but neither is the kernel's log")
+	}
 	return foundOr(wrong, ok("%d GPUs", len(f.gpus)))
 }
 
@@ -50,9 +53,12 @@ func verdictFinding(v health.Verdict) Finding {
 // verdictsNow judges the GPUs like a daemon that has just started and sees the same again a
 // minute later. An error means that the kernel's log cannot be read; the verdicts are still valid.
 func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, error) {
-	now, err := signals.Now()
-	if err != nil {
-		return nil, err
+	var now health.Moment // of a recorded machine the clocks are unknown
+	var err error
+	if m.Recorded == "" {
+		if now, err = signals.Now(); err != nil {
+			return nil, err
+		}
 	}
 	now.Now = m.Now
 	in := health.Signals{Moment: now, GPUs: &health.GPUs{Started: now.Up, List: f.gpus, NVIDIA: m.Inventory.NVIDIA, Bus: signals.ReadBus(m.Root, f.gpus), Unread: m.Inventory.Unread}}
@@ -61,16 +67,18 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, er
 			in.Slots = append(in.Slots, health.Slot{Index: b.Slot, UUID: g.UUID, PCI: g.PCI})
 		}
 	}
-	log := signals.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
-	err = log.Run(ctx, func(fact health.Fact) {
-		// Errors that jobs cause are no fault of the GPU, and the job can no longer be
-		// determined.
-		caused := fact.Kind == health.KindRing || fact.Kind == health.KindFault ||
-			fact.Kind == health.KindXid && health.LookupXid(fact.Xid).Class == health.XidApplication
-		if !caused && len(in.Kernel) < maxFacts {
-			in.Kernel = append(in.Kernel, fact)
-		}
-	})
+	if m.Recorded == "" {
+		log := signals.Kmsg{Path: m.Path("/dev/kmsg"), Once: true}
+		err = log.Run(ctx, func(fact health.Fact) {
+			// Errors that jobs cause are no fault of the GPU, and the job can no longer be
+			// determined.
+			caused := fact.Kind == health.KindRing || fact.Kind == health.KindFault ||
+				fact.Kind == health.KindXid && health.LookupXid(fact.Xid).Class == health.XidApplication
+			if !caused && len(in.Kernel) < maxFacts {
+				in.Kernel = append(in.Kernel, fact)
+			}
+		})
+	}
 	state, _, _ := health.Judge(health.State{}, in)
 	in.Up, in.Now, in.Kernel = in.Up+time.Minute, in.Now.Add(time.Minute), nil
 	_, verdicts, _ := health.Judge(state, in)

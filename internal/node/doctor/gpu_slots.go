@@ -32,7 +32,7 @@ func unusable(m *Machine, g inventory.GPU) Finding {
 	switch driver := m.PCIDriver(g.PCI); {
 	case strings.Contains(g.Error, "NVreg_ExcludedGpus"):
 		return f.Advise("remove NVreg_ExcludedGpus from /etc/modprobe.d and the kernel command line, and reboot")
-	case m.Exists(at) && driver == "" && g.Vendor == "amd":
+	case m.Exists(at) && driver == "" && g.Vendor == "amd" && m.Recorded == "":
 		return f.Safely("echo %s >/sys/bus/pci/drivers_probe", g.PCI)
 	case driver != "" && driver != want && path.Base(driver) == driver:
 		return f.By("echo %s >%s/driver_override && echo %s >/sys/bus/pci/drivers/%s/unbind && echo %s >/sys/bus/pci/drivers_probe", want, at, g.PCI, driver, g.PCI)

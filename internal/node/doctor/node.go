@@ -64,6 +64,9 @@ func nodeInstalled(_ context.Context, m *Machine) Answer {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return found(fail("%s", err).Advise("check why %s cannot be read", plan.BindingsPath))
 		}
+		if m.Recorded != "" {
+			return none("the file has no %s, so it may be of a node or not", plan.BindingsPath)
+		}
 		return found(fail("kbnode install has not run here").Advise("sudo kbnode doctor --preflight says what is missing; then run sudo kbnode install"))
 	}
 	return found(ok("%s", plan.BindingsPath))

@@ -30,6 +30,9 @@ type Options struct {
 // DefaultLimit is the time limit of all checks together.
 const DefaultLimit = 55 * time.Second
 
+// notRecorded is why a check is skipped on a recorded machine.
+const notRecorded = "not recorded; only the machine itself can tell"
+
 const (
 	checkTime = 10 * time.Second
 	aloneTime = time.Hour
@@ -102,7 +105,7 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err // interrupted
 	}
-	report := &Report{Schema: Schema, Fit: true, Checks: []Result{}}
+	report := &Report{Schema: Schema, Recorded: m.Recorded, Fit: true, Checks: []Result{}}
 	for _, c := range o.Checks {
 		e := r.byID[c.ID]
 		if e == nil || m.lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
@@ -176,6 +179,10 @@ type run struct {
 // one runs a check when those that it needs have ended. A check that ends too late changes nothing.
 func (r *run) one(ctx context.Context, e *entry) {
 	defer close(e.done)
+	if r.m.Recorded != "" && !e.Recorded {
+		e.result = &Result{ID: e.ID, Group: e.Group, About: e.About, Status: Skip, Detail: notRecorded, Findings: []Finding{}}
+		return
+	}
 	for _, id := range e.After {
 		<-r.byID[id].done
 	}

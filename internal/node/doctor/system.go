@@ -29,6 +29,9 @@ func installed(name string, p installer.Prerequisite, path func(*Machine) string
 
 func systemCgroup(_ context.Context, m *Machine) Answer {
 	text, err := m.Read(host.CgroupRoot + "/cgroup.controllers")
+	if m.Recorded != "" && m.Inventory.Software.CgroupV2 && err != nil {
+		return none("version 2, but its controllers are not recorded")
+	}
 	if !m.Inventory.Software.CgroupV2 || err != nil {
 		return found(fail("cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work").
 			Advise("add systemd.unified_cgroup_hierarchy=1 to the kernel command line (/etc/default/grub, then sudo update-grub or grub2-mkconfig) and reboot"))
