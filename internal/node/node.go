@@ -31,14 +31,15 @@ var ErrNone = image.ErrNoNode
 
 // Node is a machine with what has been read and planned of it so far.
 type Node struct {
-	Root    string // "/", or a tree
-	Name    string // of the root, in messages; "" means Root itself
-	Version string // of this kbnode
-	Log     *slog.Logger
-	Say     func(format string, args ...any) // what people wait for; nil says nothing
-	Asked   *ConfigText                      // a configuration to use instead of the machine's
-	Reshape bool                             // make slots of the instances and partitions that exist now
-	Others  *[]plan.Drain                    // to plan with instead of Drains
+	Root     string // "/", or a tree
+	Name     string // of the root, in messages; "" means Root itself
+	Recorded bool   // the root was unpacked from the file Name: of what is not in it, nothing is known
+	Version  string // of this kbnode
+	Log      *slog.Logger
+	Say      func(format string, args ...any) // what people wait for; nil says nothing
+	Asked    *ConfigText                      // a configuration to use instead of the machine's
+	Reshape  bool                             // make slots of the instances and partitions that exist now
+	Others   *[]plan.Drain                    // to plan with instead of Drains
 
 	Config    config.Config // with defaults
 	Inventory *inventory.Inventory

@@ -36,6 +36,7 @@ type SlotStatus struct {
 // Status is the JSON of kbnode status.
 type Status struct {
 	Node     string             `json:"node"`
+	Recorded string             `json:"recorded,omitempty"` // the file, if it is a recorded machine's
 	Slots    []SlotStatus       `json:"slots"`
 	Health   []health.Verdict   `json:"health"` // of the daemon's last pass
 	Warnings []string           `json:"warnings"`
@@ -56,6 +57,9 @@ func (st Status) Disagrees() bool {
 
 // ReadStatus returns the status of this machine, which must be a node.
 func (n *Node) ReadStatus(ctx context.Context) (Status, error) {
+	if n.Recorded {
+		return n.recordedStatus(ctx)
+	}
 	host, err := n.Open(ctx)
 	if err != nil {
 		return Status{}, err
