@@ -83,7 +83,7 @@ func TestPlanOfAnotherShape(t *testing.T) {
 	p, _, changes, err := n.compare(t.Context(), configFlags{cfg: config.Config{Queue: "b200", Node: "bench", GPUsPerSlot: 2, Agent: config.Agent{Endpoint: "http://127.0.0.1:1/v3"}}})
 	must.Do(t, err)
 	var out bytes.Buffer
-	printPlan(&out, p, changes)
+	printPlan(&out, planOutput{Plan: p, Changes: changes})
 	_, rest, _ := strings.Cut(out.String(), "system ")
 	_, rest, _ = strings.Cut(rest, "\n")
 	head, _, _ := strings.Cut(rest, " changes:")

@@ -189,6 +189,7 @@ func typedFiles(t *testing.T) (dir string) {
 		"Dockerfile":           "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
 		"large":                strings.Repeat(" ", 1<<20+1),
 		"text":                 "steps:\n",
+		"bare.txtar":           "-- sys/devices/system/cpu/online --\n0\n",
 
 		"well.yaml":    "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n",
 		"nothing.yaml": "# nothing\n",
@@ -204,7 +205,7 @@ func typedFiles(t *testing.T) (dir string) {
 	} {
 		must.Write(t, dir, name, text)
 	}
-	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")))
+	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "huge"), nil, 0o600), os.Truncate(filepath.Join(dir, "huge"), 1<<40))
 	must.Do(t, err)
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/node/bundle"
 	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/internal/std/cpuset"
@@ -22,7 +23,7 @@ import (
 type doctorFlags struct {
 	doctor.Options
 	asJSON, quiet, verbose, list, fix, yes, acceptance bool
-	bundle                                             string
+	bundle, root                                       string
 	explain                                            []string
 }
 
@@ -38,7 +39,8 @@ machine is fit, 1 if not. Warnings alone do not make it unfit.`,
 		Example: `  sudo kbnode doctor
   sudo kbnode doctor --preflight
   sudo kbnode doctor --only docker,gpu --fix
-  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz`,
+  sudo kbnode doctor --bundle /root/kbnode-doctor.tar.gz
+  kbnode doctor --root node.txtar     of a recorded machine`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(cmd); err != nil {
 				return err
@@ -65,6 +67,7 @@ func (f *doctorFlags) register(cmd *cobra.Command) {
 	fl.BoolVar(&f.fix, "fix", false, "run the fixes that end no job, after asking")
 	fl.BoolVar(&f.yes, "yes", false, "with --fix: do not ask")
 	fl.StringVar(&f.bundle, "bundle", "", "write a support archive, without secrets, to this file")
+	recordedFlag(fl, &f.root)
 	fl.BoolVar(&f.acceptance, "acceptance", false, "run the list to pass before a node goes live")
 }
 
@@ -78,7 +81,12 @@ func (f *doctorFlags) check(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	for _, other := range []string{"acceptance", "json", "fix", "bundle"} {
+	for _, other := range []string{"fix", "bundle", "acceptance"} { // they change or read this machine
+		if err := oneOf(cmd, "root", other); err != nil {
+			return err
+		}
+	}
+	for _, other := range []string{"acceptance", "json", "fix", "bundle", "root"} {
 		if err := errors.Join(oneOf(cmd, "list", other), oneOf(cmd, "explain", other)); err != nil {
 			return err
 		}
@@ -109,7 +117,12 @@ func (f *doctorFlags) run(cmd *cobra.Command, s term.Streams) error {
 	case f.acceptance:
 		return accept(cmd.Context(), s, f.Limit, f.asJSON)
 	}
-	d := &doctorRun{s: s, o: f.Options}
+	n, closeRoot, err := recordedAt(s, f.root)
+	if err != nil {
+		return err
+	}
+	defer closeRoot()
+	d := &doctorRun{s: s, o: f.Options, n: n}
 	report, err := d.ask(cmd.Context())
 	if err == nil && f.fix {
 		report, err = d.fix(cmd.Context(), report, f.yes)
@@ -181,6 +194,7 @@ func paintStatus(w io.Writer, s doctor.Status) string {
 type doctorRun struct {
 	s term.Streams
 	o doctor.Options
+	n *node.Node
 	m *doctor.Machine // as last read
 }
 
@@ -190,10 +204,13 @@ func (d *doctorRun) ask(ctx context.Context) (*doctor.Report, error) {
 	if _, err := all.Choose(); err != nil { // before anything is asked of the machine
 		return nil, term.Usage(err)
 	}
-	if err := toRead(d.s, "doctor"); err != nil {
-		return nil, err
+	if d.n.Live() {
+		if err := toRead(d.s, "doctor"); err != nil {
+			return nil, err
+		}
+		d.n = here(d.s)
 	}
-	report, m, err := here(d.s).Doctor(ctx, d.o, buildkiteAPI())
+	report, m, err := d.n.Doctor(ctx, d.o, buildkiteAPI())
 	d.m = m
 	return report, err
 }

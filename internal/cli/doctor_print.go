@@ -31,11 +31,15 @@ const (
 // printDoctor shows what is OK or was skipped as a table. Below it is everything that is wrong, the
 // worst last, because that stays on the screen.
 func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
-	printFindings(w, r, how)
 	if how == onlyProblems && r.Count(doctor.Warn)+r.Count(doctor.Fail) == 0 {
 		return
 	}
+	printRecorded(w, r.Recorded)
+	printFindings(w, r, how)
 	verdict := term.PaintWord(w, map[bool]string{true: "FIT", false: "NOT FIT"}[r.Fit])
+	if r.Recorded != "" && r.Fit {
+		verdict = "NO FAULT RECORDED"
+	}
 	term.Printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
 		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }

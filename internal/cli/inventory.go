@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/machine/detect"
@@ -65,8 +67,24 @@ func machineAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err
 		return nil, nil, err
 	}
 	n = here(s)
-	n.Root, n.Name = filepath.Clean(dir), root
+	n.Root, n.Name, n.Recorded = filepath.Clean(dir), root, dir != root
 	return n, func() { _ = shut() }, nil
+}
+
+// recordedAt opens the machine recorded in a file, or this one. A directory may have links that lead out of it.
+func recordedAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err error) {
+	n, closeRoot, err = machineAt(s, root)
+	if err == nil && !n.Live() && !n.Recorded {
+		return nil, nil, fmt.Errorf("%s is a directory; make a file of it with kbnode inventory --root %[1]s --capture FILE, and give --root FILE", root)
+	}
+	return n, closeRoot, err
+}
+
+// printRecorded begins an answer about a recorded machine with its file, so that no one takes it for this one's.
+func printRecorded(w io.Writer, file string) {
+	if file != "" {
+		term.Printf(w, "recorded machine %s\n", file)
+	}
 }
 
 // environment returns os.Getenv for this machine. Another one has none: the variables are this machine's.
@@ -80,6 +98,11 @@ func environment(n *node.Node) func(string) string {
 // rootFlag adds --root to a command that only reads.
 func rootFlag(cmd *cobra.Command, root *string) {
 	cmd.Flags().StringVar(root, "root", "/", "read a machine from this directory or capture")
+}
+
+// recordedFlag adds --root to a command that asks more of a machine than its files.
+func recordedFlag(flags *pflag.FlagSet, root *string) {
+	flags.StringVar(root, "root", "/", "read a recorded machine from this file, without root; what it does not say is unknown")
 }
 
 func captureMachine(ctx context.Context, s term.Streams, root, file string) error {

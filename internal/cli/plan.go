@@ -23,8 +23,9 @@ const exitChanges = 3
 
 // planOutput is the JSON of kbnode plan; docs/plan.md describes it.
 type planOutput struct {
+	Recorded string `json:"recorded,omitempty"` // the file, if it is a recorded machine's
 	*plan.Plan
-	Changes []reconcile.Change `json:"changes"`
+	Changes []reconcile.Change `json:"changes"` // none of a recorded node: its files are not recorded
 }
 
 func newPlan(s term.Streams) *cobra.Command {
@@ -40,7 +41,7 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			p, changes, err := makePlan(cmd.Context(), s, root, file, &w)
+			out, err := makePlan(cmd.Context(), s, root, file, &w)
 			if err != nil {
 				var exit *term.ExitError
 				if asJSON && !errors.As(err, &exit) {
@@ -48,7 +49,7 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 				}
 				return err
 			}
-			return showPlan(s, p, changes, asJSON, detailed)
+			return showPlan(s, out, asJSON, detailed)
 		},
 	}
 	rootFlag(cmd, &root)
@@ -59,55 +60,66 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 	return cmd
 }
 
-func showPlan(s term.Streams, p *plan.Plan, changes []reconcile.Change, asJSON, detailed bool) error {
-	out := planOutput{p, append([]reconcile.Change{}, changes...)} // a list, even if empty
-	err := s.Print(asJSON, out, func() { printPlan(s.Out, p, changes) })
-	if err == nil && detailed && len(changes) > 0 {
+func showPlan(s term.Streams, out planOutput, asJSON, detailed bool) error {
+	out.Changes = append([]reconcile.Change{}, out.Changes...) // a list, even if empty
+	err := s.Print(asJSON, out, func() { printPlan(s.Out, out) })
+	if err == nil && detailed && len(out.Changes) > 0 {
 		return &term.ExitError{Code: exitChanges}
 	}
 	return err
 }
 
-func makePlan(ctx context.Context, s term.Streams, root, file string, w *configFlags) (*plan.Plan, []reconcile.Change, error) {
+func makePlan(ctx context.Context, s term.Streams, root, file string, w *configFlags) (out planOutput, err error) {
 	if _, err := w.config(); err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	n, closeRoot, err := machineAt(s, root)
 	if err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	defer closeRoot()
 	if file != "" {
 		text, err := configText(s, file)
 		if err != nil {
-			return nil, nil, err
+			return out, err
 		}
 		n.Asked = &node.ConfigText{Name: configName(file), Text: text}
 	}
 	if err := w.load(n, environment(n)); err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	if err := n.Read(ctx); err != nil {
-		return nil, nil, err
+		return out, err
 	}
 	n.Reshape = true // as install will
 	if err := n.MakePlan(); err != nil {
-		return nil, nil, err
+		return out, err
 	}
-	changes, err := n.Preview(ctx)
-	return n.Plan, changes, err
+	out.Plan = n.Plan
+	if n.Recorded {
+		out.Recorded = n.Name
+		if _, err := n.ReadFile(plan.BindingsPath); err == nil {
+			return out, nil
+		}
+	}
+	out.Changes, err = n.Preview(ctx)
+	return out, err
 }
 
-func printPlan(w io.Writer, p *plan.Plan, changes []reconcile.Change) {
-	printSlots(w, p)
-	term.PrintWarnings(w, p.Warnings)
-	if len(changes) == 0 {
+func printPlan(w io.Writer, out planOutput) {
+	printRecorded(w, out.Recorded)
+	printSlots(w, out.Plan)
+	term.PrintWarnings(w, out.Warnings)
+	switch {
+	case out.Recorded != "" && len(out.Changes) == 0:
+		term.Printf(w, "\nWhat would change is not recorded: kbnode plan, on the machine, shows it.\n")
+	case len(out.Changes) == 0:
 		term.Printf(w, "\nNothing to change.\n")
-		return
+	default:
+		printSlotsAffected(w, out.Plan, out.Changes)
+		term.Printf(w, "\n%s:\n", changeCount(len(out.Changes)))
+		printChanges(w, out.Changes)
 	}
-	printSlotsAffected(w, p, changes)
-	term.Printf(w, "\n%s:\n", changeCount(len(changes)))
-	printChanges(w, changes)
 }
 
 func printSlots(w io.Writer, p *plan.Plan) {
@@ -139,11 +151,11 @@ func gpuText(list []string) string {
 
 // tryInstall is a dry run without root: the plan, compared with what the user may read.
 func tryInstall(ctx context.Context, s term.Streams, f *installFlags) error {
-	p, changes, err := makePlan(ctx, s, "/", "", &f.configFlags)
+	out, err := makePlan(ctx, s, "/", "", &f.configFlags)
 	if err != nil {
 		return err
 	}
-	if err := showPlan(s, p, changes, false, false); err != nil {
+	if err := showPlan(s, out, false, false); err != nil {
 		return err
 	}
 	s.Warn("without root, the token, units and limits were not read; %s compares everything", s.Again())

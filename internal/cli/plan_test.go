@@ -63,7 +63,7 @@ func TestPlanExitCodes(t *testing.T) {
 	}
 	for _, asJSON := range []bool{true, false} {
 		var out strings.Builder
-		if err := showPlan(term.Streams{Out: &out}, &plan.Plan{}, nil, asJSON, true); err != nil {
+		if err := showPlan(term.Streams{Out: &out}, planOutput{Plan: &plan.Plan{}}, asJSON, true); err != nil {
 			t.Errorf("without changes: %v", err)
 		}
 		want := map[bool]string{true: `"changes": []`, false: "Nothing to change."}[asJSON]
@@ -106,6 +106,11 @@ func TestPlanOfCapture(t *testing.T) {
 		t.Fatalf("capture: %+v", got)
 	}
 	want, got := kbnode(t, "plan", "--json", "--root", root, "--node", "n"), kbnode(t, "plan", "--json", "--root", file, "--node", "n")
+	short := strings.Replace(got.out, fmt.Sprintf("  \"recorded\": %q,\n", file), "", 1)
+	if short == got.out {
+		t.Error("the plan does not say that its machine is recorded")
+	}
+	got.out = short
 	if got != want || got.code != 0 {
 		t.Errorf("the plan of a capture is not that of its machine: %+v", got)
 	}

@@ -18,6 +18,7 @@ import (
 const watchPeriod = 2 * time.Second
 
 func newStatus(s term.Streams) *cobra.Command {
+	var root string
 	var asJSON, watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -26,12 +27,27 @@ func newStatus(s term.Streams) *cobra.Command {
 
 Exit code 0 if every slot is as planned, 1 if something differs or this machine is
 not a node.`,
+		Example: `  sudo kbnode status
+  kbnode status --root node.txtar     of a recorded machine`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := toRead(s, "status"); err != nil {
+			if err := oneOf(cmd, "root", "watch"); err != nil {
 				return err
 			}
+			n, closeRoot, err := recordedAt(s, root)
+			if err != nil {
+				return err
+			}
+			defer closeRoot()
+			if n.Live() {
+				if err := toRead(s, "status"); err != nil {
+					return err
+				}
+			}
 			for {
-				st, err := here(s).ReadStatus(cmd.Context())
+				if n.Live() {
+					n = here(s)
+				}
+				st, err := n.ReadStatus(cmd.Context())
 				if err != nil {
 					return err
 				}
@@ -53,12 +69,14 @@ not a node.`,
 			}
 		},
 	}
+	recordedFlag(cmd.Flags(), &root)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds, until interrupted")
 	return cmd
 }
 
 func printStatus(w io.Writer, st node.Status, now time.Time) {
+	printRecorded(w, st.Recorded)
 	t := term.NewList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
 	t.Spare = []string{"Memory", "CPUs", "GPU", "Queue"}
 	for _, s := range st.Slots {
