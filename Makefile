@@ -60,6 +60,11 @@ include test/postgres/postgres.mk
 build: $(BIN) ## build a static binary for this machine in build/
 	@ln -sf $(notdir $(BIN)) build/kbnode
 
+.PHONY: look
+look: build ## show a recorded B200 node, and a broken one
+	build/kbnode plan --root examples/machines/b200x8.txtar
+	! build/kbnode doctor --root examples/machines/b200-faults.txtar
+
 .PHONY: build-all
 build-all: build build/kbnode-linux-amd64 build/kbnode-linux-arm64 ## build static binaries for amd64 and arm64 in build/
 

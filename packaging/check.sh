@@ -68,7 +68,7 @@ for arch in amd64 arm64; do
 		cmp ../packaging/config.schema.json "$schema" || wrong "$schema is not the schema in packaging"
 	done
 	for examples in "$work/$arch.tar/examples" "$root/usr/share/doc/kbnode/examples"; do
-		diff <(cd ../examples && find . -type f ! -name '*.go' ! -path './testdata/*' ! -path '*/__pycache__/*' | sort | xargs sha256sum) \
+		diff <(cd ../examples && find . -type f ! -name '*.go' ! -path './testdata/*' ! -path './machines/*' ! -path '*/__pycache__/*' | sort | xargs sha256sum) \
 			<(cd "$examples" && find . -type f ! -name config.yaml | sort | xargs sha256sum) || wrong "$examples are not the examples"
 	done
 	unit=$root/usr/lib/systemd/system/kbnode-install.service
