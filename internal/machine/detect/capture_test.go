@@ -117,6 +117,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a path of very many letters":  "-- " + strings.Repeat("a/", 400) + "x --\n1\n",
 		"more files than a machine":    many.String(),
 		"an empty file":                "",
+		"an escape for a terminal":     "-- var/lib/kbnode/slots.json --\n{\"uuid\": \"\\u001b[31m\"}\n",
 		"the directory itself as file": "-- . --\n1\n",
 	} {
 		t.Run(name, func(t *testing.T) {
