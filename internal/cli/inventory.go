@@ -83,7 +83,7 @@ func recordedAt(s term.Streams, root string) (n *node.Node, closeRoot func(), er
 // printRecorded begins an answer about a recorded machine with its file, so that no one takes it for this one's.
 func printRecorded(w io.Writer, file string) {
 	if file != "" {
-		term.Printf(w, "recorded machine %s\n", file)
+		term.Printf(w, "recorded machine %s\n", text.Line(file, 4096))
 	}
 }
 

@@ -99,6 +99,9 @@ func (n *Node) Read(ctx context.Context) error {
 	inv, err := detect.Read(ctx, detect.Options{
 		Root: n.Root, AgentPath: agentPath, DockerSocket: n.Config.Docker.Socket, Log: n.Log,
 	})
+	if err != nil && n.Recorded { // people know the file, not where it was unpacked
+		return errors.New(strings.ReplaceAll(err.Error(), n.Root, n.Name))
+	}
 	if err != nil {
 		return err
 	}
