@@ -20,7 +20,7 @@ import (
 var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list", "slots", "top"}, "doctor": {"check", "diagnose", "preflight"}, "logs": {"journal"}, "events": {"history"},
+	"status": {"ps", "ls", "list", "slots", "top"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
 	"inventory": {"gpus", "gpu", "devices", "hardware"}, "upgrade": {"update"}, "image": {"update", "images", "pull"}, "cancel": {"abort", "kill"},
 	"queue": {"queues", "nodes", "agents", "fleet"}, "evaluate": {"eval", "test", "run", "bench", "benchmark"},
 }
@@ -35,7 +35,7 @@ var otherFlags = map[string]string{
 	"status -w": "sudo kbnode status --watch", "status -f": "sudo kbnode status --watch",
 	"logs -n": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'", "logs --lines": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'",
 	"logs --since": "sudo journalctl --since -2h -u 'buildkite-agent-gpu*'", "events -n": "kbnode events | tail -n 20",
-	"install -n": "sudo kbnode install --dry-run", "uninstall -n": "sudo kbnode uninstall --dry-run", "drain --force": "sudo kbnode drain; a job that runs is never ended",
+	"install -n": "sudo kbnode install --dry-run", "uninstall -n": "sudo kbnode uninstall --dry-run", "drain --force": "sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
 }
 
 type hints struct{ term.Streams }

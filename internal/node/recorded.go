@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"reflect"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
@@ -51,6 +52,18 @@ func (n *Node) recordedDoctor(ctx context.Context, o doctor.Options) (*doctor.Re
 		return nil, nil, fmt.Errorf("read recorded machine: %w", err)
 	}
 	_ = f.Close()
+	inv, err := (&source{n: n}).Inventory(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range inv.Problems {
+		if p.Subject == "kbnode/live.json" {
+			return nil, nil, fmt.Errorf("%s: %s: %s; record the machine again, with this kbnode", n.Name, p.Subject, p.Detail)
+		}
+	}
+	if reflect.ValueOf(inv.Software).IsZero() {
+		return nil, nil, fmt.Errorf("%s does not say what software its machine has (kbnode/live.json); record it with kbnode inventory --capture FILE", n.Name)
+	}
 	o.Log = n.Log
 	m := &doctor.Machine{Tree: host.Tree{Root: n.Root}, Source: recording{n: n}, Now: time.Now(), Recorded: n.Name}
 	report, err := doctor.Run(ctx, m, o)

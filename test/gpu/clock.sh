@@ -14,7 +14,7 @@ trap 'rm -rf "$results"' EXIT
 evaluate() {
   local began=$SECONDS status=0 name
   name=$(basename "$1" .py)
-  timeout 100 "$kbnode" runner --problem vectoradd_triton --mode benchmark --json "$1" >"$results/$name" 2>"$results/$name.log" || status=$?
+  timeout 100 "$kbnode" evaluate --problem vectoradd_triton --mode benchmark --json "$1" >"$results/$name" 2>"$results/$name.log" || status=$?
   printf '%-16s exit %d after %3d s  ' "$name" "$status" $((SECONDS - began))
   python3 - "$results/$name" <<'END' || true
 import json, sys

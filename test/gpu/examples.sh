@@ -13,7 +13,7 @@ bad=0
 evaluate() {
   local began=$SECONDS status=0 log
   log=$(mktemp)
-  timeout 240 "$kbnode" runner --problem "$1" --mode "$3" "examples/$1/$2" >"$log" 2>&1 || status=$?
+  timeout 240 "$kbnode" evaluate --problem "$1" --mode "$3" "examples/$1/$2" >"$log" 2>&1 || status=$?
   printf '%-24s %-16s %-12s exit %d after %3d s\n' "$1" "$2" "$3" "$status" $((SECONDS - began))
   if [ "$status" != "$4" ]; then
     bad=1

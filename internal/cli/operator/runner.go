@@ -68,6 +68,8 @@ func (l *localFlags) checkJob(s term.Streams, cmd *cobra.Command, args []string)
 		return term.Usagef("--payload and --config are for jobs, and --problem for this machine; give one of them")
 	case given("problem"):
 		return l.check(s, cmd, args)
+	case len(args) > 0 && (given("payload") || given("config")):
+		return term.Usagef("kbnode runner takes a payload, and no file beside it; kbnode evaluate takes a file")
 	case len(args) > 0:
 		i := slices.Index(s.Typed, "runner")
 		if i < 0 {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
 
 const (
@@ -135,6 +136,16 @@ func amdDevices(t tree) []string {
 	return out
 }
 
+// mode returns the name of a mode, or "" if it is none: advice has it in commands, and a recording is someone else's.
+func mode(s string) string {
+	if !modeName().MatchString(s) {
+		return ""
+	}
+	return s
+}
+
+var modeName = lazy.Regexp(`^[A-Za-z0-9_]{1,32}$`)
+
 // amdDevice returns what the PCI device reports about a GPU.
 func amdDevice(t tree, pci string) inventory.GPU {
 	dir := pciDir + "/" + pci
@@ -143,9 +154,9 @@ func amdDevice(t tree, pci string) inventory.GPU {
 		Vendor: "amd", PCI: pci, Index: -1, Minor: -1, MemoryNode: -1,
 		NUMANode: t.id(dir + "/numa_node"), RenderMinor: renderMinor(t, pci),
 		Model:            amdModel(device, printable(t.text(dir+"/product_name"))),
-		ComputePartition: printable(t.text(dir + "/current_compute_partition")),
-		MemoryPartition:  printable(t.unplanned().text(dir + "/current_memory_partition")),
-		PerformanceLevel: printable(t.text(dir + "/power_dpm_force_performance_level")),
+		ComputePartition: mode(t.text(dir + "/current_compute_partition")),
+		MemoryPartition:  mode(t.unplanned().text(dir + "/current_memory_partition")),
+		PerformanceLevel: mode(t.text(dir + "/power_dpm_force_performance_level")),
 	}
 	if device != "" {
 		gpu.PCIID = pciID(amdVendor) + ":" + device

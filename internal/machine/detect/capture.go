@@ -174,7 +174,7 @@ func unpack(archive *txtar.Archive, dir string) error {
 			return fmt.Errorf("%.80q is not a path within a machine", f.Name)
 		}
 		if strings.HasPrefix(f.Name, "var/lib/kbnode/") && controls().Match(f.Data) { // a capture comes from someone else, and warnings print them
-			return fmt.Errorf("%s contains control characters", f.Name)
+			return fmt.Errorf("%.80q contains control characters", f.Name)
 		}
 	}
 	files, err := txtar.FS(archive)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
@@ -145,8 +146,13 @@ func PCI(address string) string { return "/sys/bus/pci/devices/" + address }
 func (t Tree) PCIDriver(address string) string {
 	_, after, _ := strings.Cut("\n"+t.Value(PCI(address)+"/uevent"), "\nDRIVER=")
 	name, _, _ := strings.Cut(after, "\n")
-	return strings.TrimSpace(name)
+	if name = strings.TrimSpace(name); !driverName().MatchString(name) { // people paste it into commands
+		return ""
+	}
+	return name
 }
+
+var driverName = lazy.Regexp(`^[A-Za-z0-9_-]{1,64}$`)
 
 // NVSwitches counts NVIDIA's bridges on the PCI bus: up to Hopper, these are NVSwitches.
 func (t Tree) NVSwitches() (n int) {

@@ -160,15 +160,18 @@ var secretForms = sync.OnceValue(func() []*regexp.Regexp {
 // scrubber removes secrets from text.
 type scrubber struct{ known []string }
 
-// webhook finds the address of notify.url in a configuration, even one with errors.
-var webhook = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\burl["']?\s*:\s*["']?(https?://[^\s"',}]+)`) })
+// address finds the addresses in a configuration, even one with errors.
+var address = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`https?://[^\s"]+`) })
 
 // newScrubber knows this machine's own token and webhook, whatever their form.
 func newScrubber(m *doctor.Machine) scrubber {
 	var s scrubber
-	config, _ := m.Read(plan.ConfigPath) // if it cannot be read, it is not in the bundle either
-	for _, found := range webhook().FindAllStringSubmatch(config, -1) {
-		s.known = append(s.known, found[1])
+	config, _ := m.Read(plan.ConfigPath)              // if it cannot be read, it is not in the bundle either
+	if i := strings.Index(config, "notify"); i >= 0 { // those after it: YAML has many forms for notify.url
+		s.known = address().FindAllString(config[i:], -1)
+	}
+	if m.Config != nil && !strings.HasPrefix(m.Config.Notify.URL, "/") && m.Config.Notify.URL != "" {
+		s.known = append(s.known, m.Config.Notify.URL)
 	}
 	if m.API.Token != "" {
 		s.known = append(s.known, m.API.Token)

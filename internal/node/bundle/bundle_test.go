@@ -58,7 +58,7 @@ func TestWrite(t *testing.T) {
 	must.Do(t, err)
 	files := unpacked(t, out.Bytes())
 	for name, want := range map[string]string{
-		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\nnotify: {url: (hidden)}\nqueues: typo\n",
+		"files/etc/kbnode/config.yaml": "queue: b200\n# it was (hidden) once\n# and (hidden)\nnotify: {url: (hidden)\nqueues: typo\n",
 		"files/etc/docker/daemon.json": `{"proxies": {"http-proxy": "http://(hidden)proxy:3128"}}`,
 		"files/proc/cmdline":           "quiet",
 		"broken.txt":                   "half\nincomplete: no more\n",

@@ -115,18 +115,20 @@ type daemonLoop struct {
 	gpusAt   time.Time
 	alive    func() bool // of the watch; nil if there is none
 	unwatch  context.CancelFunc
-	changed  chan string      // units that systemd reported
-	slots    []slot.State     // as last read
-	stopping map[int]bool     // slots whose agents were asked to stop for their health
-	reported string           // the last error that was logged
-	address  string           // Reading.Listen
-	service  standin.Service  // Reading.Service
-	notify   config.Notify    // Reading.Notify
-	parked   map[int]bool     // slots with an event that they are parked; nil before the first look
-	socket   string           // of the Docker engine; "" before the first plan
-	engine   inventory.Docker // as it answered last
-	snapshot Snapshot         // of the current pass
-	health   *healthState
+	changed  chan string     // units that systemd reported
+	slots    []slot.State    // as last read
+	stopping map[int]bool    // slots whose agents were asked to stop for their health
+	reported string          // the last error that was logged
+	address  string          // Reading.Listen
+	service  standin.Service // Reading.Service
+	notify   config.Notify   // Reading.Notify
+	parked   map[int]bool    // slots with an event that they are parked; nil before the first look
+
+	parkedSince map[int]time.Time // when slots were first seen parked
+	socket      string            // of the Docker engine; "" before the first plan
+	engine      inventory.Docker  // as it answered last
+	snapshot    Snapshot          // of the current pass
+	health      *healthState
 }
 
 func newDaemon(o Options) *daemonLoop {
@@ -239,9 +241,10 @@ func (d *daemonLoop) stopWatch() {
 
 // report logs an error once, and once when it is over.
 func (d *daemonLoop) report(err error) {
+	d.recall()
 	now := ""
 	if err != nil {
-		now = err.Error()
+		now = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	var locked *reconcile.LockedError
 	switch {
@@ -255,10 +258,21 @@ func (d *daemonLoop) report(err error) {
 		d.Notify("STATUS=the node is as planned")
 	default:
 		d.Log.Error("node not reconciled", "err", err)
-		d.event(events.Event{Kind: "error", Slot: -1, Level: events.Warn, Text: strings.ReplaceAll(now, "\n", "; ")})
-		d.Notify("STATUS=" + strings.ReplaceAll(now, "\n", "; "))
+		if withoutDigits(now) != withoutDigits(d.reported) { // the figures of some change each time
+			d.event(events.Event{Kind: "error", Slot: -1, Level: events.Warn, Text: now})
+		}
+		d.Notify("STATUS=" + now)
 	}
 	d.reported = now
+}
+
+func withoutDigits(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, s)
 }
 
 func (d *daemonLoop) event(e ...events.Event) {

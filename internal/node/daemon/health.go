@@ -158,7 +158,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	}
 	states, unread := d.slotStates(ctx, host, o)
 	if !slices.Contains(unread, health.CheckAgent) {
-		d.recordParked(states, moment.Now)
+		d.recordParked(o.plan, states, moment.Now)
 	}
 	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus}
 	for i := range in.Slots {

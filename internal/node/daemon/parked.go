@@ -1,38 +1,66 @@
 package daemon
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
 // parkedTime is how long a slot is parked before that is an event: between two jobs, a GPU may be in use for moments.
 const parkedTime = time.Minute
 
-// recordParked records which slots are parked and no longer parked. What earlier daemons recorded, the events say.
-func (d *daemonLoop) recordParked(states []slot.State, now time.Time) {
-	if d.parked == nil {
-		d.parked = map[int]bool{}
-		err := d.Events.Read(func(e events.Event) {
-			if e.Kind == "park" || e.Kind == "unpark" {
+// recall reads what earlier daemons recorded: an event comes once, and a page ends also after a restart.
+func (d *daemonLoop) recall() {
+	if d.parked != nil {
+		return
+	}
+	d.parked, d.parkedSince = map[int]bool{}, map[int]time.Time{}
+	_, err := bounded(d, "events", writeTime, func() (struct{}, error) {
+		return struct{}{}, d.Events.Read(func(e events.Event) {
+			switch e.Kind {
+			case "park", "unpark":
 				d.parked[e.Slot] = e.Kind == "park"
+			case "error", "mended":
+				d.reported = ""
+				if e.Kind == "error" {
+					d.reported = e.Text
+				}
 			}
 		})
-		if err != nil {
-			d.Log.Warn("events not read; parked slots are reported again", "err", err)
-		}
+	})
+	if err != nil {
+		d.Log.Warn("events not read; what is wrong is reported again", "err", err)
 	}
+}
+
+// recordParked records which slots are parked and no longer parked, by what a job left or by the plan.
+func (d *daemonLoop) recordParked(p *plan.Plan, states []slot.State, now time.Time) {
+	d.recall()
 	for _, s := range states {
-		e := events.Event{Slot: s.Index, Kind: "unpark", Level: events.Info, Text: s.Name + " is no longer parked"}
-		parked := len(s.Parked) > 0
-		if parked {
-			e.Kind, e.Level, e.Text = "park", events.Warn, s.Name+" is parked: "+s.Parked[0].Reason
+		var reason string
+		if i := slices.IndexFunc(p.Slots, func(planned plan.Slot) bool { return planned.Index == s.Index }); i >= 0 {
+			reason = p.Slots[i].Parked
 		}
-		if parked == d.parked[s.Index] || parked && now.Sub(s.Parked[0].Since) < parkedTime {
+		if len(s.Parked) > 0 {
+			reason = s.Parked[0].Reason
+		}
+		if reason == "" {
+			delete(d.parkedSince, s.Index)
+		} else if d.parkedSince[s.Index].IsZero() {
+			d.parkedSince[s.Index] = now
+		}
+		parked := reason != ""
+		if parked == d.parked[s.Index] || parked && now.Sub(d.parkedSince[s.Index]) < parkedTime {
 			continue
 		}
 		d.parked[s.Index] = parked
-		d.event(e)
+		if parked {
+			d.event(events.Event{Slot: s.Index, Kind: "park", Level: events.Warn, Text: s.Name + " is parked: " + reason})
+		} else {
+			d.event(events.Event{Slot: s.Index, Kind: "unpark", Level: events.Info, Text: s.Name + " is no longer parked"})
+		}
 	}
 }

@@ -60,6 +60,9 @@ func migModes(m *Machine, f fleet) Answer {
 			wrong = append(wrong, warn("MIG mode will be on after the next reset (%s)", at).By("%s", g.each(off)).Of(g.slots...))
 		}
 	}
+	if len(f.group(func(g inventory.GPU) string { return g.MIGMode })) == 0 {
+		return none("NVML does not report it")
+	}
 	return foundOr(wrong, ok("%s", cmp.Or(strings.Join(layouts, "; "), "off")))
 }
 
@@ -94,6 +97,9 @@ func computeModes(_ *Machine, f fleet) Answer {
 		}
 		last := &wrong[len(wrong)-1]
 		*last = last.Safely("%s", g.each("nvidia-smi -i %s -c 0")).Of(g.slots...)
+	}
+	if len(f.group(func(g inventory.GPU) string { return g.ComputeMode })) == 0 {
+		return none("NVML does not report it")
 	}
 	return foundOr(wrong, ok("default"))
 }
@@ -146,6 +152,9 @@ func gpuClocks(m *Machine, f fleet) Answer {
 			wrong = append(wrong, warn("someone set clocks that limit it (%s)", g.where()).
 				Safely("%s", g.each("nvidia-smi -i %[1]s -rgc; nvidia-smi -i %[1]s -rac")).Of(g.slots...))
 		}
+	}
+	if fastest == 0 && len(wrong) == 0 {
+		return none("NVML does not report them")
 	}
 	return foundOr(wrong, ok("up to %d MHz", fastest))
 }

@@ -288,6 +288,6 @@ func TestEncode(t *testing.T) {
 	must.Equal(t, message{
 		Schema: 1, Node: "n1", Time: e.Time, Slot: "gpu3", Event: "health", Level: "fatal", Check: "gpu.lost",
 		Message: `gpu.lost raised: "<!channel> @everyone ", "slot": "xyyyyyyyy`,
-		Text:    `n1 gpu3: health (fatal): gpu.lost raised: "‹!channel› everyone ", "slot": "x`,
+		Text:    `n1 gpu3: health (fatal): gpu.lost raised: "‹!channel› ＠everyone ", "slot": "x`,
 	}, m)
 }

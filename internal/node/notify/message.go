@@ -34,7 +34,7 @@ type message struct {
 }
 
 // mentions are what chats act on: links, and words that call all members.
-var mentions = strings.NewReplacer("<", "‹", ">", "›", "@everyone", "everyone", "@here", "here", "@channel", "channel")
+var mentions = strings.NewReplacer("<", "‹", ">", "›", "@", "＠")
 
 // encode returns the JSON of an event.
 func encode(node string, e events.Event) []byte {

@@ -78,8 +78,14 @@ func (n *Notifier) Configure(node string, c config.Notify) {
 // Close ends all deliveries, after some seconds at most.
 func (n *Notifier) Close() {
 	n.stop()
+	late := time.After(graceTime + time.Second) // a command or a file can hang in the kernel
 	for _, ended := range n.ended {
-		<-ended
+		select {
+		case <-ended:
+		case <-late:
+			n.Log.Warn("notification still being sent")
+			return
+		}
 	}
 }
 

@@ -145,7 +145,10 @@ func (k *Keeper) stand(ctx context.Context, s *standIn, failed func(error)) erro
 		return err
 	}
 	host, _ := os.Hostname() // Buildkite takes none for empty
-	session, err := register(ctx, k.Network, s.service, token, host, s.Absence)
+	k.mu.Lock()
+	absence := s.Absence // Update changes its reason
+	k.mu.Unlock()
+	session, err := register(ctx, k.Network, s.service, token, host, absence)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ type QueueNode struct {
 	KbnodeVersion string    `json:"kbnode_version,omitempty"`
 	OtherVersion  bool      `json:"other_version,omitempty"` // than most nodes of the queue have
 	LastJob       time.Time `json:"last_job,omitzero"`       // when one of its agents was last known to have a job
+	Tagged        bool      `json:"-"`                       // its agents say its name; of others it is the host's
 	Seen          time.Time `json:"seen,omitzero"`           // when one of its agents was last connected; zero if one is
 }
 
@@ -61,6 +62,7 @@ func nodesOf(agents []Agent, now time.Time) []QueueNode {
 		if slots, err := strconv.ParseUint(Tag(agent.Tags, "slots"), 10, 16); err == nil {
 			n.Slots = max(n.Slots, min(int(slots), MaxSlots)) // they may differ while it changes
 		}
+		n.Tagged = n.Tagged || Tag(agent.Tags, "node") != ""
 		if !agent.StandsIn() {
 			n.Agents++
 		}

@@ -66,7 +66,7 @@ func TestQueues(t *testing.T) {
 						Job: &QueueJob{ID: job.ID, Name: "evaluate", State: "running", URL: "http://buildkite.test/kbnode/kernelbot/builds/1#" + job.ID, Pipeline: "kernelbot", Build: 1, Started: begin.Add(time.Second / 2)},
 					},
 				},
-				Nodes:   []QueueNode{{Node: "n", Agents: 2, Slots: 3, Idle: 1, Busy: 1, Out: []QueueSlot{{State: Missing}}, KbnodeVersion: "1.2.3", LastJob: now}},
+				Nodes:   []QueueNode{{Node: "n", Tagged: true, Agents: 2, Slots: 3, Idle: 1, Busy: 1, Out: []QueueSlot{{State: Missing}}, KbnodeVersion: "1.2.3", LastJob: now}},
 				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
 			},
 			{
@@ -267,10 +267,10 @@ func TestStandIns(t *testing.T) {
 	builds := []Build{{Jobs: []Job{{ID: "j", Type: "script", State: "scheduled", Rules: []string{"queue=q", "gpu-index=1"}}}}}
 
 	q := Queues([]Agent{agent(0), drained}, builds, time.Now())[0]
-	must.Equal(t, []QueueNode{{Node: "n", Agents: 1, Slots: 2, Idle: 1, Out: []QueueSlot{{Slot: "gpu1", State: "drained", Reason: "by operator: new fan"}}}}, q.Nodes)
+	must.Equal(t, []QueueNode{{Node: "n", Tagged: true, Agents: 1, Slots: 2, Idle: 1, Out: []QueueSlot{{Slot: "gpu1", State: "drained", Reason: "by operator: new fan"}}}}, q.Nodes)
 	must.Equal(t, []string{"gpu-index=1"}, q.Waiting.Missing)
 
 	q = Queues([]Agent{agent(0), drained, agent(1)}, builds, time.Now())[0]
-	must.Equal(t, []QueueNode{{Node: "n", Agents: 2, Slots: 2, Idle: 2}}, q.Nodes)
+	must.Equal(t, []QueueNode{{Node: "n", Tagged: true, Agents: 2, Slots: 2, Idle: 2}}, q.Nodes)
 	must.Equal(t, 0, q.Waiting.Unmatched)
 }

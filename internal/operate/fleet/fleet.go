@@ -121,7 +121,7 @@ func (m *Memory) Update(r *buildkite.QueueReport, all bool) {
 		for n := range q.Nodes {
 			node := &q.Nodes[n]
 			met[node.Node] = true
-			if node.KbnodeVersion == "" { // a host that comes and goes, perhaps
+			if !node.Tagged { // a host that comes and goes, perhaps
 				continue
 			}
 			if known[node.Node] == nil {
