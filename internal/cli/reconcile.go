@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -50,35 +51,45 @@ func reconcileOnce(ctx context.Context, s term.Streams) error {
 	return nil
 }
 
+type uninstallFlags struct{ now, dryRun, yes bool }
+
 func newUninstall(s term.Streams) *cobra.Command {
-	var now, dryRun bool
+	var f uninstallFlags
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove everything that kbnode set up, and restore the machine",
 		Long: `Remove everything that kbnode set up: agents, slices, users and files, and restore
 the machine's settings. Agents finish their jobs first, unless --now. What install --adopt
-replaced is in ` + reconcile.BackupDir + `.`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return uninstall(cmd.Context(), s, now, dryRun)
-		},
+replaced is in ` + reconcile.BackupDir + `.
+
+On a terminal, uninstall shows what goes and which jobs run, and asks before it begins.`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd.Context(), s, f) },
 	}
-	cmd.Flags().BoolVar(&now, "now", false, "end running jobs instead of waiting for them")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show what would be removed, and remove nothing")
-	cmd.Flags().BoolP("yes", "y", false, "accepted for scripts; uninstall does not ask")
+	cmd.Flags().BoolVar(&f.now, "now", false, "end running jobs instead of waiting for them")
+	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what would be removed, and remove nothing")
+	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "ask nothing")
 	return cmd
 }
 
-func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
-	_, host, closeHost, err := changeLocked(ctx, s, "uninstall")
+func uninstall(ctx context.Context, s term.Streams, f uninstallFlags) error {
+	n, host, err := change(ctx, s, "uninstall")
 	if err != nil {
 		return err
 	}
-	defer closeHost()
-	host.Now = now
+	defer host.Close()
+	host.Now = f.now
 	if gpus, err := signals.ReadGPUs(ctx, "/"); err == nil {
 		host.GPUs = gpus.List // to restore their settings
 	}
-	if dryRun {
+	if err := confirmUninstall(ctx, s, f, host.Host); err != nil {
+		return err
+	}
+	release, err := n.Lock(ctx, host.Host)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if f.dryRun {
 		nothing := &plan.Plan{}
 		state, err := host.Observe(ctx, nothing)
 		if err != nil {
@@ -113,6 +124,34 @@ func uninstall(ctx context.Context, s term.Streams, now, dryRun bool) error {
 		return errors.New("not everything is as it was before kbnode; restore by hand what the warnings name, or reboot")
 	}
 	return nil
+}
+
+// confirmUninstall shows a person what goes, and asks. A script is not asked. It holds no lock: the daemon and other
+// commands do not wait for a person.
+func confirmUninstall(ctx context.Context, s term.Streams, f uninstallFlags, host *reconcile.Host) error {
+	if !s.Asks() || f.yes || f.dryRun {
+		return nil
+	}
+	nothing := &plan.Plan{}
+	state, err := host.Observe(ctx, nothing)
+	if err != nil {
+		return err
+	}
+	changes := reconcile.Diff(nothing, state)
+	if len(changes) == 0 {
+		return nil
+	}
+	if slots := slotNames(slices.DeleteFunc(slices.Clone(changes), func(c reconcile.Change) bool { return c.Slot < 0 })); slots != "" {
+		term.Printf(s.Err, "Slots to be removed: %s\n", slots)
+	}
+	for _, job := range state.Busy() {
+		if host.Now {
+			term.Printf(s.Err, "To be ended: %s\n", job)
+		} else {
+			term.Printf(s.Err, "To be waited for: %s; --now ends it\n", job)
+		}
+	}
+	return s.Confirm(ctx, fmt.Sprintf("Remove everything that kbnode set up (%s)?", changeCount(len(changes))), "")
 }
 
 // whatStays says who removes the binary that uninstall ran from.

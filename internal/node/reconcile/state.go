@@ -40,6 +40,16 @@ func (s *State) Slot(k int) slot.State {
 	return slot.State{Index: k}
 }
 
+// Busy returns what the slots are busy with: see slot.State.Busy.
+func (s *State) Busy() (jobs []string) {
+	for _, ss := range s.Slots {
+		if busy := ss.Busy(); busy != "" {
+			jobs = append(jobs, busy)
+		}
+	}
+	return jobs
+}
+
 // pathState is what is at a path.
 type pathState struct {
 	kind     pathKind

@@ -42,12 +42,7 @@ func (h *Host) Uninstall(ctx context.Context, waiting func(jobs []string)) (Resu
 			}
 			continue // what systemd reports now may leave more to do
 		}
-		var jobs []string
-		for _, slot := range s.Slots {
-			if busy := slot.Busy(); busy != "" {
-				jobs = append(jobs, busy)
-			}
-		}
+		jobs := s.Busy()
 		if list := strings.Join(jobs, ", "); waiting != nil && list != reported && len(jobs) > 0 {
 			reported = list
 			waiting(jobs)
