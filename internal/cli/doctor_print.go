@@ -40,6 +40,10 @@ func printDoctor(w io.Writer, r *doctor.Report, how verbosity) {
 	if r.Recorded != "" && r.Fit {
 		verdict = "NO FAULT RECORDED"
 	}
+	if r.Cut {
+		term.Printf(w, "\n%s. Nothing else was looked at.\n", verdict)
+		return
+	}
 	term.Printf(w, "\n%s: %d failed, %d %s, %d ok, %d skipped.\n", verdict, r.Count(doctor.Fail),
 		r.Count(doctor.Warn), text.Plural(r.Count(doctor.Warn), "warning", "warnings"), r.Count(doctor.OK), r.Count(doctor.Skip))
 }
@@ -91,8 +95,11 @@ func printChecks(w io.Writer, r *doctor.Report, all bool) {
 	}
 }
 
+// checkFinding is what a check found, with the check and the slots.
+type checkFinding struct{ check, says string }
+
 type advice struct {
-	findings []string // with their checks and slots
+	findings []checkFinding
 	fix      string
 	more     []string // what to do besides, or instead
 }
@@ -101,7 +108,7 @@ type advice struct {
 // finding of several slots is one.
 func advised(r *doctor.Report, status doctor.Status) []*advice {
 	var all []*advice
-	for _, c := range r.Checks {
+	for _, c := range causesFirst(r.Checks) {
 		slots := map[string][]int{} // by detail and advice
 		for _, f := range c.Findings {
 			slots[f.Detail+f.Fix+f.Advice] = append(slots[f.Detail+f.Fix+f.Advice], f.Slots...)
@@ -114,7 +121,7 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 			if on := slots[f.Detail+f.Fix+f.Advice]; len(on) > 0 {
 				where = fmt.Sprintf("%s %s: ", text.Plural(len(on), "slot", "slots"), cpuset.Of(on...))
 			}
-			says := fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)
+			says := checkFinding{c.ID, fmt.Sprintf("%s: %s%s", c.ID, where, f.Detail)}
 			i := slices.IndexFunc(all, func(a *advice) bool {
 				return a.fix == f.Fix && (f.Fix != "" || f.Advice != "" && slices.Contains(a.more, f.Advice))
 			})
@@ -134,10 +141,32 @@ func advised(r *doctor.Report, status doctor.Status) []*advice {
 	return all
 }
 
+// causesFirst returns the checks in their order, but plan below the GPUs: without a driver, it has none to plan.
+func causesFirst(checks []doctor.Result) []doctor.Result {
+	sorted := slices.Clone(checks)
+	rank := func(c doctor.Result) int {
+		switch {
+		case c.ID == "plan":
+			return 1
+		case c.Group == "node" || c.Group == "gpu":
+			return 0
+		}
+		return 2
+	}
+	slices.SortStableFunc(sorted, func(a, b doctor.Result) int { return rank(a) - rank(b) })
+	return sorted
+}
+
 func (a *advice) print(w io.Writer, status doctor.Status) {
 	term.Printf(w, "\n")
-	for _, says := range a.findings {
-		term.Printf(w, "%s  %s\n", paintStatus(w, status), says)
+	last := ""
+	for _, f := range a.findings {
+		if f.check == last { // a check fails once
+			term.Printf(w, "      %s\n", f.says)
+			continue
+		}
+		term.Printf(w, "%s  %s\n", paintStatus(w, status), f.says)
+		last = f.check
 	}
 	if a.fix != "" {
 		term.Verbatim(w, "      type  "+asRoot(a.fix)+"\n") // not broken, so that it can be pasted

@@ -40,6 +40,16 @@ func TestPrintDoctor(t *testing.T) {
 		printDoctor(&all, bad, how)
 		all.WriteString("----\n")
 	}
+	lost := &doctor.Report{Checks: []doctor.Result{
+		one("plan", "node", doctor.Finding{Status: doctor.Fail, Detail: "no GPU", Advice: "see the page"}),
+		one("nvidia-driver", "gpu", doctor.Finding{Status: doctor.Fail, Detail: "not loaded", Fix: "modprobe nvidia"}),
+		one("docker-engine", "docker", doctor.Finding{Status: doctor.Fail, Detail: "not installed", Advice: "install it"}),
+	}}
+	printDoctor(&all, lost, normal)
+	all.WriteString("----\n")
+	printDoctor(&all, &doctor.Report{Cut: true, Checks: []doctor.Result{
+		one("system-systemd", "system", doctor.Finding{Status: doctor.Fail, Detail: "this is a container", Advice: "run kbnode on the host"}),
+	}}, normal)
 	golden(t, "doctor.txt", all.String())
 	var out strings.Builder
 	printDoctor(&out, &doctor.Report{Fit: true, Checks: bad.Checks[:1]}, onlyProblems)

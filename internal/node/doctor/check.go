@@ -90,6 +90,8 @@ type Check struct {
 	Bare bool
 	// Recorded means that a recorded machine answers it: it asks only the configuration, the slots and the inventory.
 	Recorded bool
+	// First means that, if the check fails on a bare machine, nothing else about that one is worth a look.
+	First bool
 	// Slow means that the check runs containers.
 	Slow bool
 	// Alone means that the check runs only if its name or group is given, and then after all others, one after
@@ -156,6 +158,7 @@ type Report struct {
 	Schema   int      `json:"schema"`
 	Recorded string   `json:"recorded,omitempty"` // the file, if it is a recorded machine's: most checks are then skipped
 	Fit      bool     `json:"fit"`                // nothing failed
+	Cut      bool     `json:"cut,omitempty"`      // only what failed is here: it makes everything else pointless
 	Checks   []Result `json:"checks"`
 }
 

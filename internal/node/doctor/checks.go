@@ -111,7 +111,7 @@ var checks = []struct {
 		{ID: "noise-swap", Bare: true, Worst: Warn, Run: noiseSwap},
 	}},
 	{"system", []Check{
-		{ID: "system-systemd", Bare: true, Recorded: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemSystemd},
+		{ID: "system-systemd", Bare: true, First: true, Recorded: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemSystemd},
 		{ID: "system-cgroup", Bare: true, Recorded: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemCgroup},
 		{ID: "system-kernel", Bare: true, Worst: Warn, Needs: []string{"inventory"}, Run: systemKernel},
 		{ID: "system-modules", Bare: true, Worst: Fail, Needs: []string{"inventory"}, Run: systemModules},

@@ -239,6 +239,7 @@ var foreignWords = regexp.MustCompile(`(?i)nvidia|nvml|cuda|nvlink|nvswitch|\bxi
 func TestForeignChecks(t *testing.T) {
 	t.Parallel()
 	ids := func(inv *inventory.Inventory, o Options) (ids []string) {
+		inv = changed(inv, func(inv *inventory.Inventory) { inv.Software.Systemd = "257" })
 		r, err := Run(t.Context(), machineOf(t, &fake{inv: inv, plan: &plan.Plan{}}, nil), o)
 		must.Do(t, err)
 		for _, c := range r.Checks {

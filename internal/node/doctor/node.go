@@ -44,16 +44,18 @@ func nodeInventory(ctx context.Context, m *Machine) Answer {
 	}
 }
 
+const planAdvice = "see " + Pages + "configuration.md for the keys that choose queues, GPUs, CPUs and memory"
+
 func nodePlan(_ context.Context, m *Machine) Answer {
 	p, err := m.Source.Plan()
 	if err != nil {
-		return found(fail("%s", lines(err)).Advise("see what kbnode plan says; " + Pages + "configuration.md has the keys that choose GPUs, CPUs and memory"))
+		return found(fail("%s", lines(err)).Advise("%s", planAdvice))
 	}
 	all := []Finding{ok("%d slots", len(p.Slots))}
 	for _, w := range p.Warnings {
 		parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
 		if !parked { // slot-parked reports it
-			all = append(all, warn("%s", w).Advise("see what kbnode plan says"))
+			all = append(all, warn("%s", w).Advise("%s", planAdvice))
 		}
 	}
 	return Answer{Findings: all, Keep: func(m *Machine) { m.Plan = p }}

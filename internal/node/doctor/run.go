@@ -82,6 +82,10 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 	o.Limit, o.Log = cmp.Or(o.Limit, DefaultLimit), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	whole, cancel := context.WithTimeout(ctx, o.Limit)
 	defer cancel()
+	var first []string
+	if o.Bare {
+		o.Checks, first = firstOf(o.Checks)
+	}
 	r := &run{Options: o, m: m, byID: map[string]*entry{}}
 	for _, id := range withNeeds(o.Checks, shown) {
 		i := slices.IndexFunc(o.Checks, func(c Check) bool { return c.ID == id })
@@ -106,13 +110,14 @@ func Run(ctx context.Context, m *Machine, o Options) (*Report, error) {
 		return nil, err // interrupted
 	}
 	report := &Report{Schema: Schema, Recorded: m.Recorded, Fit: true, Checks: []Result{}}
+	report.Cut = slices.ContainsFunc(first, func(id string) bool { return r.byID[id].result.Status == Fail })
 	for _, c := range o.Checks {
 		e := r.byID[c.ID]
 		if e == nil || m.lacks(c.Vendor) && !slices.Contains(o.Only, c.ID) {
 			continue
 		}
 		result := e.result
-		if result.Status != Fail && !slices.Contains(shown, c.ID) {
+		if result.Status != Fail && (report.Cut || !slices.Contains(shown, c.ID)) {
 			continue
 		}
 		report.Checks = append(report.Checks, *result)
@@ -142,6 +147,23 @@ func (o Options) Choose() ([]string, error) {
 		return nil, ErrNothingLeft
 	}
 	return ids, nil
+}
+
+// firstOf returns the checks so that they need those that come first, and the IDs of these and of what these need.
+func firstOf(checks []Check) (all []Check, first []string) {
+	for _, c := range checks {
+		if c.First {
+			first = append(first, c.ID)
+		}
+	}
+	ids := withNeeds(checks, first)
+	for _, c := range checks {
+		if !slices.Contains(ids, c.ID) {
+			c.Needs = slices.Concat(first, c.Needs)
+		}
+		all = append(all, c)
+	}
+	return all, ids
 }
 
 // withNeeds adds the checks that ids need, recursively.

@@ -84,6 +84,36 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestFirst reports alone what makes everything else about a bare machine pointless.
+func TestFirst(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name        string
+		read, first Finding
+		o           Options
+		want        map[string]string
+		cut         bool
+	}{
+		{"it holds", ok("read"), ok("runs"), Options{Bare: true}, map[string]string{"a1": "ok: read", "b1": "fail: broken", "c1": "ok: runs", "d1": "skip: b1 failed"}, false},
+		{"it fails", ok("read"), fail("a container"), Options{Bare: true}, map[string]string{"c1": "fail: a container"}, true},
+		{"what it needs fails", fail("no /proc"), ok("runs"), Options{Bare: true}, map[string]string{"a1": "fail: no /proc"}, true},
+		{"a group", ok("read"), fail("a container"), Options{Bare: true, Only: []string{"group-b"}}, map[string]string{"c1": "fail: a container"}, true},
+		{"a node", ok("read"), fail("a container"), Options{}, map[string]string{"a1": "ok: read", "b1": "fail: broken", "c1": "fail: a container", "d1": "skip: b1 failed"}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.o.Checks = []Check{says("a1", tt.read), says("b1", fail("broken")), says("c1", tt.first, "a1"), says("d1", ok("-"), "b1")}
+			for i := range tt.o.Checks {
+				tt.o.Checks[i].Bare, tt.o.Checks[i].First = true, tt.o.Checks[i].ID == "c1"
+			}
+			r, err := Run(t.Context(), &Machine{}, tt.o)
+			must.Do(t, err)
+			must.Equal(t, tt.want, summaries(r))
+			must.Equal(t, tt.cut, r.Cut)
+		})
+	}
+}
+
 func TestRunRefuses(t *testing.T) {
 	t.Parallel()
 	var unknown *UnknownError

@@ -110,9 +110,14 @@ func (m *Machine) clock(ctx context.Context, state health.Clock) Answer {
 	return found(warn("nothing synchronizes the clock: if it is wrong, Buildkite and registries refuse the node").By("timedatectl set-ntp true"))
 }
 
+// containerFiles are what Docker, Podman and systemd's containers leave in a container.
+var containerFiles = []string{"/.dockerenv", "/run/.containerenv", "/run/systemd/container"}
+
 func systemSystemd(_ context.Context, m *Machine) Answer {
 	version := m.Inventory.Software.Systemd
 	switch v, err := strconv.Atoi(version); {
+	case err != nil && slices.ContainsFunc(containerFiles, m.Exists):
+		return found(fail("this is a container, in which systemd does not run").Advise("run kbnode on the host"))
 	case err != nil:
 		return found(fail("systemd does not report its version: %s", cmp.Or(m.problem("systemd"), "it is missing")).Advise("run kbnode on the host, not in a container; see systemctl is-system-running"))
 	case v < installer.MinSystemd:

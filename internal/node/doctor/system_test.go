@@ -52,12 +52,15 @@ func TestSystemChecks(t *testing.T) {
 		return all
 	}
 	const scope = "/proc/sys/kernel/yama/ptrace_scope"
+	unbooted := machine(func(i *inventory.Inventory) {
+		i.Software.Systemd, i.Problems = "", []inventory.Problem{{Subject: "systemd", Detail: "not booted with it"}}
+	})
 	play(t, []scene{
 		{"good", "system-systemd", machine(nil), nil, "ok: 257", ""},
 		{"old", "system-systemd", machine(func(i *inventory.Inventory) { i.Software.Systemd = "247" }), nil, "fail: systemd 247; slice limits and unit credentials need 249", ""},
-		{"in a container", "system-systemd", machine(func(i *inventory.Inventory) {
-			i.Software.Systemd, i.Problems = "", []inventory.Problem{{Subject: "systemd", Detail: "not booted with it"}}
-		}), nil, "fail: systemd does not report its version: not booted with it", ""},
+		{"another init", "system-systemd", unbooted, nil, "fail: systemd does not report its version: not booted with it", ""},
+		{"in a container", "system-systemd", unbooted, file("/.dockerenv", ""), "fail: this is a container, in which systemd does not run", ""},
+		{"in a container with systemd", "system-systemd", machine(nil), file("/run/systemd/container", "lxc"), "ok: 257", ""},
 
 		{"good", "system-cgroup", machine(nil), file(controllers, "cpuset cpu io memory pids\n"), "ok: v2 with cpuset, cpu, io, memory, pids", ""},
 		{"version 1", "system-cgroup", machine(func(i *inventory.Inventory) { i.Software.CgroupV2 = false }), nil, "fail: cgroup v2 is not mounted at /sys/fs/cgroup, and with version 1 slots' limits do not work", ""},
