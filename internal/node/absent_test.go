@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
 
-// TestAbsentSlots checks what Buildkite is told of slots, also after a pass that failed elsewhere, and that nothing is told
+// TestAbsentSlots checks what Buildkite learns of slots, also after a pass that failed elsewhere, and that it learns nothing
 // before the slots were seen.
 func TestAbsentSlots(t *testing.T) {
 	t.Parallel()

@@ -57,6 +57,7 @@ type fakeNode struct {
 	onRead       func()                   // called by each Read
 	hang         map[string]chan struct{} // by method: it returns once the channel is closed
 	changed      func(string)
+	away         map[int]string // why the plan parks slots
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -120,7 +121,7 @@ func (n *fakeNode) plan(drains []plan.Drain) *plan.Plan {
 		Units: []plan.Unit{{Name: unitName, Slot: -1, Enabled: true, Active: true}},
 	}
 	for i, g := range n.gpus {
-		s := plan.Slot{Index: i, Name: plan.SlotName(i), GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
+		s := plan.Slot{Index: i, Name: plan.SlotName(i), Parked: n.away[i], GPUs: []plan.SlotGPU{{UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor}}}
 		for _, d := range drains {
 			if d.Slot == i {
 				s.Drains = append(s.Drains, d)

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,4 +59,37 @@ func TestParkedSlots(t *testing.T) {
 			t.Errorf("events %q", got)
 		}
 	})
+}
+
+// TestParkedByThePlan checks that a slot whose GPU is away is an event, too.
+func TestParkedByThePlan(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		log, _ := running(t, n, Options{})
+		n.set(func() { n.away, n.stamp = map[int]string{1: "its GPU is missing"}, "away" })
+		later(5 * time.Minute)
+		must.Equal(t, []string{"park 1 warn: gpu1 is parked: its GPU is missing"}, levels(t, log, "park", "unpark"))
+		n.set(func() { n.away, n.stamp = nil, "back" })
+		later(5 * time.Minute)
+		must.Equal(t, "unpark 1 info: gpu1 is no longer parked", levels(t, log, "park", "unpark")[1])
+	})
+}
+
+// TestErrorOverRestart checks that an error that lasts over a restart is one event, as is one with a figure that changes,
+// and that its end is an event of the next daemon.
+func TestErrorOverRestart(t *testing.T) {
+	t.Parallel()
+	log := events.Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	daemon := func() *daemonLoop {
+		return &daemonLoop{Options: Options{Events: log, Log: slog.New(slog.DiscardHandler), Notify: func(string) {}}}
+	}
+	d := daemon()
+	for port := range 20 {
+		d.report(fmt.Errorf("dial from port %d: refused\nand more", 40000+port))
+	}
+	d = daemon()
+	d.report(errors.New("dial from port 40100: refused\nand more"))
+	d = daemon()
+	d.report(nil)
+	must.Equal(t, []string{"error -1 warn: dial from port 40000: refused; and more", "mended -1 info: the node can be reconciled again"}, levels(t, log, "error", "mended"))
 }

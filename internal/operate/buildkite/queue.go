@@ -139,7 +139,7 @@ func Queues(agents []Agent, builds []Build, now time.Time) []Queue {
 }
 
 // withoutReplaced leaves out agents that stand in for slots that have another agent: Buildkite lists both until it counts
-// one as lost, or hears that it left. Of two that stand in, it keeps the first.
+// one as lost, or hears that it left. Of two such agents, it keeps the first.
 func withoutReplaced(agents []Agent) []Agent {
 	there := map[[2]string]bool{}
 	for _, a := range agents {

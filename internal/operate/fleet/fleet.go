@@ -181,7 +181,7 @@ func (s *seenNode) meet(node *buildkite.QueueNode, agents []buildkite.QueueAgent
 		}
 	}
 	missing := slices.DeleteFunc(slices.Clone(node.Out), func(o buildkite.QueueSlot) bool { return o.State != buildkite.Missing })
-	// With more names than slots without an agent, the slots were divided anew: the latest are theirs.
+	// With more names than slots without an agent, the slots were divided again: the latest are theirs.
 	slices.SortFunc(absent, func(a, b string) int { return cmp.Or(s.Agents[b].Compare(s.Agents[a]), strings.Compare(a, b)) })
 	for i, slot := range absent[:min(len(absent), len(missing))] {
 		missing[i].Slot, missing[i].Seen = text.Line(slot, 100), s.Agents[slot]

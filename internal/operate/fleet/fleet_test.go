@@ -47,7 +47,7 @@ func TestUpdate(t *testing.T) {
 		{hour: 0, slots: 3, agents: []string{"gpu0", "gpu1"}, out: []buildkite.QueueSlot{missing("", 0)}},
 		{hour: 1, slots: 3, agents: []string{"gpu0", "gpu1", "gpu10"}},
 		{hour: 2, slots: 3, agents: []string{"gpu1"}, out: []buildkite.QueueSlot{missing("gpu0", 1), missing("gpu10", 1)}},
-		// Divided anew: the name that was seen last is that of the slot without an agent.
+		// Divided again: the name that was seen last is that of the slot without an agent.
 		{hour: 3, slots: 2, agents: []string{"gpu0"}, out: []buildkite.QueueSlot{missing("gpu1", 2)}},
 		{hour: 4, isGone: true},
 		{hour: 5, slots: 2, agents: []string{"gpu0", "gpu1"}},
