@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -216,6 +217,24 @@ func TestSubmitDryRun(t *testing.T) {
 	must.Contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
 	if r.code != 0 || strings.Contains(r.out, "secret") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestDryRunOnATerminal checks that a screen shows the size of a payload, and a pipe and --json all of it.
+func TestDryRunOnATerminal(t *testing.T) {
+	t.Setenv("BUILDKITE_ORG", "gpu-mode")
+	size := regexp.MustCompile(`_PAYLOAD": "\(\d{1,3}(,\d{3})+ bytes\)"`)
+	const whole = `_PAYLOAD": "eN` // zlib's first bytes in base64
+	for args, times := range map[string]int{"submit --queue b200 --problem prefix_python --dry-run": 2, "e2e evaluation --queue b200 --dry-run": 12} {
+		screen := onTerminal(t, 80, strings.Fields(args)...)
+		if n := len(size.FindAllString(screen, -1)); n != times || strings.Contains(screen, whole) || !strings.Contains(screen, `"KERNELBOT_QUEUE": "b200"`) {
+			t.Errorf("kbnode %s: %d sizes, want %d, in:\n%.2000s", args, n, times, screen)
+		}
+		for what, out := range map[string]string{"a pipe": kbnode(t, strings.Fields(args)...).out, "JSON": onTerminal(t, 80, strings.Fields(args+" --json")...)} {
+			if n := strings.Count(out, whole); n != times || size.MatchString(out) {
+				t.Errorf("kbnode %s: %s has %d payloads, want %d", args, what, n, times)
+			}
+		}
 	}
 }
 

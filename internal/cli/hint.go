@@ -38,6 +38,9 @@ var otherFlags = map[string]string{
 	"install -n": "sudo kbnode install --dry-run", "uninstall -n": "sudo kbnode uninstall --dry-run", "drain --force": "sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
 }
 
+// sameFlags are other tools' words for a flag.
+var sameFlags = map[string]string{"leaderboard": "problem", "task": "problem", "organization": "org"}
+
 type hints struct{ term.Streams }
 
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
@@ -139,6 +142,8 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
+		case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
+			return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
 		case i >= 0:
 			if near := nearFlag(cmd, name); near != "" {
 				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
@@ -157,6 +162,12 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a number"), help)
 	}
 	return term.Usagef("%w; %s", err, help)
+}
+
+// flagOf reports whether a command has a flag.
+func flagOf(root *cobra.Command, command, name string) bool {
+	cmd, _, err := root.Find([]string{command})
+	return err == nil && cmd.Flags().Lookup(name) != nil
 }
 
 // number is the value of a flag that is a number or a time.
@@ -207,6 +218,9 @@ func checkNumbers(cmd *cobra.Command) {
 
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".
 func nearFlag(cmd *cobra.Command, name string) string {
+	if same := sameFlags[name]; cmd.Flags().Lookup(same) != nil {
+		return same
+	}
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted
 		d := text.Edits(f.Name, name)

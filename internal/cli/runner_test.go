@@ -240,7 +240,7 @@ func TestSubmitArch(t *testing.T) {
 		"--queue h100":                       `"arch":"90a"`,
 		"--gpu H100_BK":                      `"arch":"90a"`,
 		"--queue nvidia-h100 --gpu H100":     `"arch":"90a"`,
-		"--queue mi300":                      `"arch":null`,
+		"--queue mi300 --force":              `"arch":null`,
 		"--queue kernels":                    `"arch":null`,
 		"--queue kernels --gpu H100_BK":      `"arch":"90a"`,
 		"--queue b200 --gpu H100_BK --force": `"arch":"90a"`,

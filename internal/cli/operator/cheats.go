@@ -95,7 +95,7 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	if f.jobs < 0 || f.jobs > maxLocalJobs {
 		return term.Usagef("--jobs %d: write 1 to %d", f.jobs, maxLocalJobs)
 	}
-	t, submission, err := readProblem(f.problem, args)
+	t, submission, err := readProblem(s, f.problem, args)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 func (f *cheatFlags) onQueue(ctx context.Context, s term.Streams, o *arena.Options) (context.Context, context.CancelFunc, error) {
 	err := f.resolve()
 	if err == nil {
-		err = f.UseArch(o.Task.Arch)
+		err = f.UseProblem(o.Task)
 	}
 	if err != nil {
 		return nil, nil, term.Usage(err)

@@ -135,7 +135,7 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		if o.Problem, err = e2e.Load(f.problem); err != nil {
 			errs = append(errs, err)
 		} else {
-			errs = append(errs, o.UseArch(o.Problem.Task.Arch))
+			errs = append(errs, o.UseProblem(o.Problem.Task))
 		}
 		if errors.Join(errs...) == nil && slices.Contains(o.Parts, e2e.Evaluation) {
 			doc, err := o.Problem.Task.Config("", o.Arch, o.Mode)

@@ -110,7 +110,7 @@ func nearestProblem(args []string) string {
 }
 
 func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, args []string) error {
-	t, submission, err := readProblem(l.problem, args)
+	t, submission, err := readProblem(s, l.problem, args)
 	if err != nil {
 		return err
 	}
@@ -151,18 +151,9 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if !passed && missing != "" {
-		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", gpuFor(t), "--problem", l.problem, "--mode", l.mode}, args...)))
+		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", submit.GPUFor(t), "--problem", l.problem, "--mode", l.mode}, args...)))
 	}
 	return term.ExitUnless(passed, nil)
-}
-
-func gpuFor(t *task.Task) string {
-	for _, name := range t.GPUs {
-		if _, err := submit.GPUOf(name); err == nil {
-			return name
-		}
-	}
-	return "B200_BK"
 }
 
 // evaluate runs an evaluation in its directory or, without one, in a temporary directory, and returns

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -76,7 +78,7 @@ submission FILE (default: the problem's own).`,
 // command's input.
 func document(s term.Streams, problem, mode string, args []string) (string, error) {
 	if problem != "" {
-		t, submission, err := readProblem(problem, args)
+		t, submission, err := readProblem(s, problem, args)
 		if err != nil {
 			return "", err
 		}
@@ -198,11 +200,14 @@ func encoded(s term.Streams, args []string) (string, error) {
 
 // readProblem reads a problem, by its directory or its name, and a submission to it: the file in
 // args, or the one in the problem's directory. Its errors are of usage.
-func readProblem(name string, args []string) (t *task.Task, submission string, err error) {
+func readProblem(s term.Streams, name string, args []string) (t *task.Task, submission string, err error) {
 	if t, err = task.Find(name); err != nil {
 		return nil, "", term.Usage(err)
 	}
 	if len(args) > 0 {
+		if err := checkLang(s, t, name, args[0]); err != nil {
+			return nil, "", err
+		}
 		submission, err = task.ReadSubmissionFile(args[0])
 	} else if _, absent := fs.Stat(t.FS(), t.Submission); errors.Is(absent, fs.ErrNotExist) {
 		return nil, "", term.Usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
@@ -213,6 +218,27 @@ func readProblem(name string, args []string) (t *task.Task, submission string, e
 		return nil, "", term.Usage(fmt.Errorf("read submission: %w", err))
 	}
 	return t, submission, nil
+}
+
+// checkLang refuses a submission whose name says that it is in another language than the problem's.
+func checkLang(s term.Streams, t *task.Task, problem, file string) error {
+	names := map[string]string{task.Python: "Python", task.CUDA: "CUDA"} // as in templates
+	has, wants := task.LangOf(file), t.Submits()
+	if has == "" || has == wants {
+		return nil
+	}
+	shown := func(name string) string { return text.ShellWord(text.Line(name, 60)) }
+	says := fmt.Sprintf("%s is in %s, and %s takes %s", shown(file), names[has], t.Name(), names[wants])
+	other := strings.TrimSuffix(file, has) + wants
+	if _, err := os.Lstat(other); err == nil {
+		return term.Usagef("%s; write %s instead", says, shown(other))
+	}
+	for _, lang := range append([]string{names[wants]}, slices.Sorted(maps.Keys(t.Templates))...) {
+		if t.Templates[lang] != "" {
+			return term.Usagef("%s; write %s >%s to begin one", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), shown(other))
+		}
+	}
+	return term.Usagef("%s; name a file that ends in .%s", says, wants)
 }
 
 // addProblem adds --problem, which submit called --eval once.

@@ -182,7 +182,10 @@ func untilHangup(ctx context.Context) (context.Context, context.CancelFunc) {
 // request returns what the flags ask for. Its error says everything that is wrong with them.
 func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, error) {
 	var errs []error
-	if len(args) > 0 && f.problem == "" {
+	own := cmp.Or(map[bool]string{true: "--payload"}[f.payload != ""], map[bool]string{true: "--hello"}[f.hello])
+	if own != "" && len(args) > 0 && f.problem == "" {
+		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(args[0], 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
+	} else if len(args) > 0 && f.problem == "" {
 		says := "a submission needs --problem"
 		if i := slices.Index(s.Typed, args[0]); i >= 0 {
 			says += "; write " + s.Line(s.With(i, "--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]))
@@ -213,7 +216,7 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 		}
 		r.Message = "kbnode submit: a payload"
 	default:
-		err = f.readTask(&r, args)
+		err = f.readTask(s, &r, args)
 	}
 	f.need = jobTime(r.Payload)
 	r.Target = f.Target
@@ -233,13 +236,13 @@ func checkPayload(doc string) error {
 	return nil
 }
 
-func (f *submitFlags) readTask(r *submit.Request, args []string) error {
-	t, text, err := readProblem(f.problem, args)
+func (f *submitFlags) readTask(s term.Streams, r *submit.Request, args []string) error {
+	t, text, err := readProblem(s, f.problem, args)
 	if err != nil {
 		return err
 	}
 	mode := cmp.Or(f.mode, "test")
-	if err := f.UseArch(t.Arch); err != nil {
+	if err := f.UseProblem(t); err != nil {
 		return term.Usage(err)
 	}
 	if r.Payload, err = t.Config(text, f.Arch, mode); err != nil {
@@ -306,6 +309,10 @@ func (f *submitFlags) readPayload(s term.Streams) (string, error) {
 		if err := f.Fits("", payload.Str(arch)); err != nil {
 			return "", term.Usage(fmt.Errorf("the payload's arch: %w", err))
 		}
+	}
+	lang, _ := o.Get("lang")
+	if err := f.FitsLang("the payload", payload.Str(lang), submit.GPUFor(&task.Task{})); err != nil {
+		return "", term.Usage(err)
 	}
 	mode, _ := o.Get("mode")
 	f.runs = task.Runs(fmt.Sprint(mode))

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -57,7 +59,8 @@ func (t *targetFlags) resolve() error {
 	if t.Arch != "" && !task.IsArch(t.Arch) {
 		err = fmt.Errorf("--arch %.60q: write the number alone, without sm_, such as 90a", t.Arch)
 	}
-	return errors.Join(err, t.Resolve())
+	_, orgErr := t.api.org()
+	return errors.Join(err, orgErr, t.Resolve())
 }
 
 // pipelineOf returns the pipeline that a flag names, or else the environment's.
@@ -105,11 +108,32 @@ func (t *targetFlags) warnShort(s term.Streams, need time.Duration, l submit.Lim
 	}
 }
 
+// printRequests prints requests whole, but on a terminal only the size of a payload, which nobody reads and
+// which fills the screen.
 func printRequests(w io.Writer, requests []map[string]any) {
+	_, screen := term.Terminal(w)
 	for _, r := range requests {
+		body, ok := r["body"].(buildkite.NewBuild)
+		if ok && screen {
+			body.Env = maps.Clone(body.Env)
+			for name, value := range body.Env {
+				if payload.IsVar(name) {
+					body.Env[name] = "(" + grouped(len(value)) + " bytes)"
+				}
+			}
+			r["body"] = body
+		}
 		term.Verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))
 		_ = term.PrintJSON(w, r["body"]) // w keeps the error
 	}
+}
+
+// grouped returns a number with a comma before every three digits.
+func grouped(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
 }
 
 // APIFlags say which organization of Buildkite's REST API to ask, and with which token.
@@ -120,18 +144,23 @@ func (a *APIFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.TokenFile, "token-file", "", "file with the API token, readable only by you (default: BUILDKITE_API_TOKEN)")
 }
 
+// org returns the organization of the flag, or else of the environment, or "".
+func (a *APIFlags) org() (string, error) {
+	org := cmp.Or(a.Org, os.Getenv("BUILDKITE_ORG"))
+	if org == "" {
+		return "", nil
+	}
+	return org, buildkite.CheckSlug("an organization", org)
+}
+
 // Client fills in what the environment says, and connects. Failed requests are retried: log is
 // told, or standard error if log is nil.
 func (a *APIFlags) Client(s term.Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
-	if a.Org == "" {
-		a.Org = os.Getenv("BUILDKITE_ORG")
-	}
-	var orgErr error
-	if a.Org == "" {
+	org, orgErr := a.org()
+	if org == "" {
 		orgErr = errors.New("no organization is given; add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG")
-	} else {
-		orgErr = buildkite.CheckSlug("an organization", a.Org)
 	}
+	a.Org = org
 	token, tokenErr := a.token()
 	if err := errors.Join(orgErr, tokenErr); err != nil {
 		return nil, term.Usage(err)

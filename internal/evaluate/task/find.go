@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/gpu-mode/kbnode/examples"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -75,8 +77,14 @@ func (t *Task) FS() fs.FS {
 // Choice says what the name of a problem may be.
 const Choice = "a directory with a " + FileName + ", or the name of an example"
 
+// onGitHub matches the address that a browser shows of a repository, of a directory in it, or of its task.yml.
+var onGitHub = lazy.Regexp(`^(?:https?://)?github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?(?:/(?:tree|blob)/[\w.-]+((?:/[\w.-]+)*?)(?:/task\.yml)?)?/?$`)
+
 // instead returns what to write for the name of a problem that is none.
 func instead(name string) string {
+	if m := onGitHub().FindStringSubmatch(name); m != nil {
+		return fmt.Sprintf("type git clone https://github.com/%s/%s, and write %s", m[1], m[2], path.Join(m[2], m[3]))
+	}
 	all := strings.Join(Examples(), ", ")
 	var similar []string
 	for _, known := range Examples() {

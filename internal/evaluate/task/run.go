@@ -1,8 +1,10 @@
 package task
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
+	"strings"
 )
 
 // Runs returns the evaluations that the result of a mode contains. It returns nil for mode
@@ -16,6 +18,17 @@ func Runs(mode string) []string {
 	}
 	return nil
 }
+
+// LangOf returns the language of a file by its name, Python or CUDA, or "".
+func LangOf(name string) string {
+	if lang := strings.TrimPrefix(filepath.Ext(name), "."); lang == Python || lang == CUDA {
+		return lang
+	}
+	return ""
+}
+
+// Submits returns the language of the problem's submissions, which its judge need not share.
+func (t *Task) Submits() string { return cmp.Or(LangOf(t.Submission), t.Lang) }
 
 // IsArch reports whether a word is an architecture as a payload has it: 90a for nvcc's sm_90a.
 func IsArch(arch string) bool { return archForm().MatchString(arch) }

@@ -34,6 +34,9 @@ const (
 // Modes are what a payload can ask for.
 var Modes = []string{"test", "benchmark", "leaderboard", "private", "profile"}
 
+// kernelbotModes are the names that kernelbot's commands have for modes, where they are others.
+var kernelbotModes = map[string]string{"ranked": "leaderboard"}
+
 // Task is a problem. Its texts are as in the files: escape control characters
 // before you show them.
 type Task struct {
@@ -90,7 +93,7 @@ func load(t *Task, name string) (*Task, error) {
 func (t *Task) Config(submission, arch, mode string) (string, error) {
 	switch {
 	case !slices.Contains(Modes, mode):
-		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(nearest(mode, Modes), strings.Join(Modes, ", ")))
+		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(kernelbotModes[mode], nearest(mode, Modes), strings.Join(Modes, ", ")))
 	case !utf8.ValidString(submission):
 		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
 	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":

@@ -84,13 +84,23 @@ func BaseURL(address string) string {
 
 var slugRule = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
+// address matches what people copy from a browser in place of the name of an organization or of its pipeline.
+var address = lazy.Regexp(`^(?:https?://)?(?:(?:www\.|api\.)?buildkite\.com/)?(?:v2/)?(?:organizations/)?([A-Za-z0-9][A-Za-z0-9_-]{0,99})(?:/(?:pipelines/)?([A-Za-z0-9][A-Za-z0-9_-]{0,99}))?(?:[/?#].*)?$`)
+
 // CheckSlug returns an error if slug cannot be the name of an organization or
 // pipeline in a URL. what says which of them it is, for the error.
 func CheckSlug(what, slug string) error {
 	if slugRule().MatchString(slug) {
 		return nil
 	}
-	return fmt.Errorf("%q is not the name of %s; write it as in its URL, such as gpu-mode", slug, what)
+	says := fmt.Sprintf("%q is not the name of %s", slug, what)
+	switch in := address().FindStringSubmatch(slug); {
+	case in != nil && what == "an organization":
+		return fmt.Errorf("%s; write --org %s", says, in[1])
+	case in != nil && in[2] != "":
+		return fmt.Errorf("%s; write --pipeline %s", says, in[2])
+	}
+	return fmt.Errorf("%s; write it as in its URL, such as gpu-mode", says)
 }
 
 // do makes an API request that the library has no method for. next is the

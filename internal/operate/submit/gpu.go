@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
@@ -129,6 +130,16 @@ func modelOf(name string) (key string, ok bool) {
 		}
 	}
 	return "", false
+}
+
+// GPUFor returns a type of GPU that a problem is for and kbnode knows.
+func GPUFor(p *task.Task) string {
+	for _, name := range p.GPUs {
+		if g, ok := find(name); ok && !(g.AMD() && p.Submits() == task.CUDA) {
+			return name
+		}
+	}
+	return "B200_BK"
 }
 
 // AMD reports whether the GPUs are AMD's.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/job/pipeline"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
@@ -53,6 +54,9 @@ func (t *Target) Resolve() error {
 		g, _ = find(t.Queue)
 	}
 	t.Queue = cmp.Or(t.Queue, g.Queue)
+	if strings.Contains(t.Queue, "/") {
+		errs = append(errs, fmt.Errorf("%.200q is not the name of a queue; write the name that its page shows, such as --queue b200", t.Queue))
+	}
 	errs = append(errs, t.Fits(t.GPU, t.Arch))
 	t.Arch, t.AMD = cmp.Or(t.Arch, g.Arch), g.AMD()
 	if t.Profile != "" && !t.Inline {
@@ -64,13 +68,26 @@ func (t *Target) Resolve() error {
 	return errors.Join(errs...)
 }
 
-// UseArch sets a problem's own architecture if nothing else tells one.
-func (t *Target) UseArch(arch string) error {
+// UseProblem sets a problem's own architecture if nothing else tells one. It returns an error if the GPUs
+// cannot run the problem.
+func (t *Target) UseProblem(p *task.Task) error {
+	if err := t.FitsLang(p.Name(), p.Submits(), GPUFor(p)); err != nil {
+		return err
+	}
 	if t.GPU != "" || t.AMD || t.Arch != "" {
 		return nil
 	}
-	t.Arch = arch
-	return t.Fits("", arch)
+	t.Arch = p.Arch
+	return t.Fits("", p.Arch)
+}
+
+// FitsLang returns an error if the GPUs cannot run a language, unless that is forced. what is written in it,
+// and instead is a type of GPU that can.
+func (t *Target) FitsLang(what, lang, instead string) error {
+	if lang != task.CUDA || !t.AMD || t.Force {
+		return nil
+	}
+	return fmt.Errorf("%s is in CUDA C++, which the AMD GPUs of queue %s do not run; write --gpu %s instead; --force sends it anyway", what, t.Queue, instead)
 }
 
 // Minutes returns RunTime as Buildkite has it.
