@@ -44,6 +44,40 @@ func fitHelp(root *cobra.Command, w io.Writer, width int) {
 		var b strings.Builder
 		cmd.SetOut(&b)
 		help(cmd, args)
-		term.Printf(w, "%s", term.Wrap(b.String(), width))
+		term.Printf(w, "%s", fill(b.String(), width))
 	})
 }
+
+// fill fits a help text to width columns. The source has a width of its own, so the lines of a paragraph are joined first,
+// and those of an entry in a list. All others stay as they are.
+func fill(help string, width int) string {
+	lines := strings.Split(strings.ReplaceAll(help, "\t", "  "), "\n")
+	var filled []string
+	for i := 0; i < len(lines); i++ {
+		line := lines[i]
+		at, hang := lastColumn(line), term.Hang(line, width)
+		if at == 0 {
+			hang = 0
+		}
+		for line != "" && i+1 < len(lines) && lines[i+1] != "" && indent(lines[i+1]) == at {
+			i++
+			line += " " + strings.TrimLeft(lines[i], " ")
+			hang = at
+		}
+		filled = append(filled, term.Fold(line, width, hang))
+	}
+	return strings.Join(filled, "\n")
+}
+
+// lastColumn returns where the last column of an indented line begins, -1 if it has but one, and 0 for prose.
+func lastColumn(line string) int {
+	if indent(line) == 0 {
+		return 0
+	}
+	if i := strings.LastIndex(line, "  ") + 2; i > indent(line) {
+		return i
+	}
+	return -1
+}
+
+func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }

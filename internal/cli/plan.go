@@ -124,7 +124,8 @@ func printPlan(w io.Writer, out planOutput) {
 
 func printSlots(w io.Writer, p *plan.Plan) {
 	t := term.NewList(w, "Slot", "GPU", "PCI", "NUMA", "Queue", "CPUs", "Memory nodes", "Memory")
-	t.Spare = []string{"Memory nodes", "PCI", "NUMA"}
+	t.Spare = []string{"Memory nodes", "PCI", "NUMA", "GPU"}
+	t.Most = map[string]int{"CPUs": 28} // of the system, they are many on machines with many GPUs
 	for _, s := range p.Slots {
 		t.Row(s.Name, cmp.Or(s.Model(), "-"), gpuText(s.Each(pciOf)), gpuText(s.Each(numaOf)), s.Queue, s.CPUs, s.MemoryNodes, text.Bytes(s.MemoryBytes))
 	}

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	pretty "github.com/jedib0t/go-pretty/v6/text"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
@@ -80,16 +83,32 @@ func everything(t *testing.T) [][]string {
 	return all
 }
 
-// TestWidth checks that nothing exceeds a terminal's width except a single wider word.
+// tooWide returns a line's width if that exceeds the terminal's although the line could be broken: it is no command to
+// paste, and does not end in a word that is wider than half of the terminal, such as a path or a URL.
+func tooWide(line string, cols int) int {
+	n, words := pretty.StringWidthWithoutEscSequences(line), strings.Fields(line)
+	if n <= cols || words[0] == "type" || len(words[len(words)-1]) > cols/2 {
+		return 0
+	}
+	return n
+}
+
+// TestWidth checks that everything fits a terminal: help texts, tables, refusals.
 func TestWidth(t *testing.T) {
-	for _, args := range everything(t) {
+	machines, err := filepath.Abs("../../examples/machines")
+	must.Do(t, err)
+	all := everything(t)
+	for _, line := range []string{"plan mi300x8", "plan h100-mig", "status b200-faults", "doctor b200-faults"} {
+		command, name, _ := strings.Cut(line, " ")
+		all = append(all, []string{command, "--root", filepath.Join(machines, name+".txtar")})
+	}
+	for _, args := range all {
 		if args[0] == "runner" && len(args) == 1 {
 			continue // a log
 		}
-		for _, cols := range []uint16{80, 160} {
-			for line := range strings.Lines(onTerminal(t, cols, args...)) {
-				line = strings.TrimRight(line, "\n")
-				if n := pretty.StringWidthWithoutEscSequences(line); n > int(cols) && strings.Contains(strings.TrimSpace(line), " ") {
+		for _, cols := range []uint16{60, 80, 160} {
+			for line := range strings.SplitSeq(onTerminal(t, cols, args...), "\n") {
+				if n := tooWide(line, int(cols)); n > 0 {
 					t.Errorf("%v: %d of %d columns: %q", args, n, cols, line)
 				}
 			}
@@ -191,6 +210,50 @@ func TestHelpFitsAScreen(t *testing.T) {
 			t.Errorf("%s is there %d times:\n%s", cmd.Name(), n, help)
 		}
 	}
+}
+
+// TestHelpIsFilled checks that each help text fits the terminal, and that its lines break where the terminal's width says,
+// not where those of the source do. Whole words remain.
+func TestHelpIsFilled(t *testing.T) {
+	t.Parallel()
+	words := func(s string) string { return " " + strings.Join(strings.Fields(s), " ") + " " }
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, cols := range []int{60, 80} {
+			help := onTerminal(t, uint16(cols), append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
+			lines, column := strings.Split(help, "\n"), 0
+			for i, line := range lines[:len(lines)-1] {
+				if n := tooWide(line, cols); n > 0 {
+					t.Errorf("%s: %d of %d columns: %q", cmd.CommandPath(), n, cols, line)
+				}
+				next := lines[i+1]
+				if indent(line) != column || column == 0 {
+					column = max(0, lastColumn(line))
+				}
+				first, _, _ := strings.Cut(strings.TrimSpace(next), " ")
+				switch {
+				case line == "" || next == "":
+				case indent(line) == 0 && indent(next) > 0 && !strings.HasSuffix(line, ":"):
+					t.Errorf("%s, %d columns: prose is indented: %q", cmd.CommandPath(), cols, next)
+				case indent(next) == column && len(line)+1+len(first) <= cols:
+					t.Errorf("%s: %q fits in %d columns after: %q", cmd.CommandPath(), first, cols, line)
+				}
+			}
+			said := words(help)
+			if cmd.Long != "" && !strings.Contains(said, words(cmd.Long)) {
+				t.Errorf("%s, %d columns: the text is not whole:\n%s", cmd.CommandPath(), cols, help)
+			}
+			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+				if _, usage := pflag.UnquoteUsage(f); !f.Hidden && !strings.Contains(said, words(usage)) {
+					t.Errorf("%s, %d columns: --%s is not whole:\n%s", cmd.CommandPath(), cols, f.Name, help)
+				}
+			})
+		}
+		for _, sub := range cmd.Commands() {
+			check(sub)
+		}
+	}
+	check(Commands())
 }
 
 // TestExplanationsFitAScreen checks that the links of an explanation can be opened from a terminal.

@@ -108,7 +108,7 @@ func newPayloadDecode(s term.Streams) *cobra.Command {
 		Short: "Print the JSON text of a payload",
 		Long: `Print the JSON text of a payload. It reads a file, standard input or, if nothing is
 piped in, the environment variables that kbnode runner reads.`,
-		Example: `  kbnode payload decode --indent                        in a job
+		Example: `  kbnode payload decode --indent    in a job
   kbnode payload decode payload >task.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {

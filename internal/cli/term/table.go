@@ -23,7 +23,7 @@ type List struct {
 	Rows   [][]string
 
 	Spare []string       // columns to omit on a narrow terminal, first to last
-	Most  map[string]int // maximum characters of a column's cells on a terminal
+	Most  map[string]int // maximum characters of a column's cells on a narrow terminal
 	Wraps string         // the column whose cells are wrapped between words; "" means the last
 }
 
@@ -48,6 +48,9 @@ func (l *List) Print() {
 // Draw returns the table in width columns. 0 means no limit.
 func (l *List) Draw(width int) string {
 	if width == 0 {
+		return l.render(nil, 0)
+	}
+	if text.LongestLineLen(l.render(nil, 0)) <= width {
 		return l.render(nil, 0)
 	}
 	for i, title := range l.header {
