@@ -71,6 +71,7 @@ func TestSubmitFollow(t *testing.T) {
 		{"run-1 mine.py --dry-run", 2, "--follow sends nothing; leave out --dry-run, mine.py\n"},
 		{"run-1 --eval x --timeout 1m", 2, "--follow sends nothing; leave out --problem, --timeout\n"},
 		{"run-1 --result /nowhere/x", 2, "--result"},
+		{"https://buildkite.com/kbnode/kernelbot/builds/1", 2, "is not a run ID; kbnode submit prints them"},
 	} {
 		if got := kbnode(t, append([]string{"submit", "--follow"}, strings.Fields(tt.args)...)...); got.code != tt.code || !strings.Contains(got.err, tt.says) {
 			t.Errorf("%q: %+v", tt.args, got)

@@ -92,6 +92,9 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		if len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil {
 			better = hint.unknownArgument(cmd, args[0])
 		}
+		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
+			better = hint.problemFirst(cmd, args[0])
+		}
 		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}
 }

@@ -234,6 +234,15 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	return near
 }
 
+// problemFirst explains two arguments to a command that takes a submission: the first one is its problem.
+func (h hints) problemFirst(cmd *cobra.Command, problem string) error {
+	i := slices.Index(h.Typed, problem)
+	if i < 0 {
+		return nil
+	}
+	return h.Advise(cmd.CommandPath()+" takes one file", h.With(i, "--problem", problem))
+}
+
 // unknownArgument explains an argument to a command that takes none.
 func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
 	i := slices.Index(h.Typed, arg)

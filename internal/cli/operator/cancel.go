@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -51,7 +52,7 @@ stays as it is. The API token needs the scopes read_builds and write_builds.`,
 // checkRuns returns what is wrong with a pipeline and run IDs that were typed.
 func checkRuns(t submit.Target, runs ...string) error {
 	for _, run := range runs {
-		if run == "" || len(run) > 100 || !text.Plain(run) {
+		if run == "" || len(run) > 100 || !text.Plain(run) || strings.Contains(run, "://") {
 			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc", run)
 		}
 	}

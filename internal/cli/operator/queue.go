@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -76,7 +77,7 @@ func (q *queueCommand) check() error {
 		switch {
 		case name == "":
 			return term.Usagef("the queue name is empty; leave it out for all queues")
-		case len(name) > 100 || !text.Plain(name):
+		case len(name) > 100 || !text.Plain(name) || strings.Contains(name, "/"):
 			return term.Usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
 		}
 	}

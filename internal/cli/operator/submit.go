@@ -186,9 +186,12 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	if own != "" && len(args) > 0 && f.problem == "" {
 		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(args[0], 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
 	} else if len(args) > 0 && f.problem == "" {
-		says := "a submission needs --problem"
+		says, instead := "a submission needs --problem", []string{"--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]}
+		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
+			says, instead = fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), []string{"--problem", args[0]}
+		}
 		if i := slices.Index(s.Typed, args[0]); i >= 0 {
-			says += "; write " + s.Line(s.With(i, "--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]))
+			says += "; write " + s.Line(s.With(i, instead...))
 		}
 		errs = append(errs, errors.New(says))
 	} else if n := len(slices.DeleteFunc([]string{f.problem, f.payload, map[bool]string{true: "hello"}[f.hello]}, func(v string) bool { return v == "" })); n != 1 {
@@ -280,6 +283,9 @@ func (f *submitFlags) showTemplate(s term.Streams) error {
 
 // readPayload reads a payload in either form. --mode replaces its mode.
 func (f *submitFlags) readPayload(s term.Streams) (string, error) {
+	if task.LangOf(f.payload) != "" {
+		return "", term.Usagef("--payload %s is a submission; write --problem PROBLEM %[1]s instead", text.ShellWord(text.Line(f.payload, 60)))
+	}
 	in, err := input(s, []string{f.payload})
 	if err != nil {
 		return "", err

@@ -30,6 +30,9 @@ func Find(name string) (*Task, error) {
 		return nil, fmt.Errorf("read task: %w", err)
 	}
 	file := filepath.Clean(name)
+	if !info.IsDir() && LangOf(name) != "" {
+		return nil, fmt.Errorf("%s is a submission; write --problem PROBLEM before it", quote(name))
+	}
 	if info.IsDir() {
 		file = filepath.Join(name, FileName)
 		_, err := os.Stat(file)

@@ -54,6 +54,9 @@ func (t *Target) Resolve() error {
 		g, _ = find(t.Queue)
 	}
 	t.Queue = cmp.Or(t.Queue, g.Queue)
+	if _, name, is := strings.Cut(t.Image, "://"); is {
+		errs = append(errs, fmt.Errorf("%.200q is not the name of an image; write --image %.200s", t.Image, name))
+	}
 	if strings.Contains(t.Queue, "/") {
 		errs = append(errs, fmt.Errorf("%.200q is not the name of a queue; write the name that its page shows, such as --queue b200", t.Queue))
 	}
