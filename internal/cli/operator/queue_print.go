@@ -65,10 +65,10 @@ func queueSummary(q buildkite.Queue, now time.Time) string {
 	if out := slots - idle - busy; out > 0 {
 		sums += fmt.Sprintf(", %d out of service", out)
 	}
-	switch w := q.Waiting; {
-	case w.Jobs == 0:
+	switch w := q.Waiting; w.Jobs {
+	case 0:
 		return sums + "; no jobs waiting"
-	case w.Jobs == 1:
+	case 1:
 		return sums + "; 1 job waiting, for " + term.Ago(w.Oldest, now)
 	default:
 		return fmt.Sprintf("%s; %d jobs waiting, the oldest for %s", sums, w.Jobs, term.Ago(w.Oldest, now))

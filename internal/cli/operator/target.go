@@ -108,7 +108,7 @@ func (t *targetFlags) warnShort(s term.Streams, need time.Duration, l submit.Lim
 	}
 }
 
-// printRequests prints requests whole, but on a terminal only the size of a payload, which nobody reads and
+// printRequests prints requests whole, but on a terminal only the size of a payload, which no one reads and
 // which fills the screen.
 func printRequests(w io.Writer, requests []map[string]any) {
 	_, screen := term.Terminal(w)

@@ -146,7 +146,8 @@ func PCI(address string) string { return "/sys/bus/pci/devices/" + address }
 func (t Tree) PCIDriver(address string) string {
 	_, after, _ := strings.Cut("\n"+t.Value(PCI(address)+"/uevent"), "\nDRIVER=")
 	name, _, _ := strings.Cut(after, "\n")
-	if name = strings.TrimSpace(name); !driverName().MatchString(name) { // people paste it into commands
+	name = strings.TrimSpace(name)
+	if !driverName().MatchString(name) { // people paste it into commands
 		return ""
 	}
 	return name

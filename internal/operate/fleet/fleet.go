@@ -68,7 +68,7 @@ func pathOf(organization string) (string, error) {
 // load reads a file. After an error, it returns a memory of nothing, which Save writes in the file's place.
 func load(path string) (*Memory, error) {
 	m := &Memory{path: path, queues: map[string]map[string]*seenNode{}}
-	f, err := os.Open(path) //nolint:gosec // the user's own
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return m, nil
 	}

@@ -135,7 +135,8 @@ func modelOf(name string) (key string, ok bool) {
 // GPUFor returns a type of GPU that a problem is for and kbnode knows.
 func GPUFor(p *task.Task) string {
 	for _, name := range p.GPUs {
-		if g, ok := find(name); ok && !(g.AMD() && p.Submits() == task.CUDA) {
+		g, ok := find(name)
+		if ok && (!g.AMD() || p.Submits() != task.CUDA) {
 			return name
 		}
 	}
