@@ -63,8 +63,9 @@ func (r *recording) save(t *testing.T, name string, cols int) {
 
 var sequence = regexp.MustCompile(`\x1b\[[0-9;?]*[A-Za-z]`)
 
-// api is the environment of those who speak to Buildkite's REST API.
-const api = "BUILDKITE_API_URL=http://127.0.0.1:8899 BUILDKITE_ORG=kbnode BUILDKITE_API_TOKEN=" + bktest.DefaultAPIToken + " "
+// api is the environment of those who speak to Buildkite's REST API. What kbnode queue remembers stays out of the home that
+// an uninstall must leave as it was.
+const api = "XDG_STATE_HOME=/tmp BUILDKITE_API_URL=http://127.0.0.1:8899 BUILDKITE_ORG=kbnode BUILDKITE_API_TOKEN=" + bktest.DefaultAPIToken + " "
 
 // typeCommand runs a command line on a terminal as wide as that, with its prompt before it.
 func typeCommand(t *testing.T, m *vm.Machine, r io.Writer, cols int, command string) {
