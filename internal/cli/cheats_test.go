@@ -46,7 +46,7 @@ func TestCheatsRefused(t *testing.T) {
 		"--problem nothing":        `"nothing" is neither an example nor a directory`,
 		"--problem identity_cuda":  "it is not in Python, and the attacks are; choose a problem whose submissions are",
 		"nothing.py":               "nothing.py does not exist; fix the path, or add the file",
-		"--problem . submission a": "accepts at most 1 arg",
+		"--problem . submission a": `"a" is one word too many; write kbnode e2e cheats`,
 	} {
 		if r := kbnode(t, append([]string{"e2e", "cheats"}, strings.Fields(args)...)...); r.code != 2 || !strings.Contains(r.err, want) {
 			t.Errorf("%s: exit code %d, %s", args, r.code, r.err)

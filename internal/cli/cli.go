@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job/environ"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Streams are the command line's standard streams.
@@ -94,6 +95,13 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		}
 		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
 			better = hint.problemFirst(cmd, args[0])
+		}
+		if better == nil && strings.Contains(err.Error(), "arg(s)") { // cobra's words
+			err = errors.New("what to work on is not named")
+			if len(args) > 0 {
+				err = fmt.Errorf("%q is one word too many", text.Line(args[len(args)-1], 60))
+			}
+			return term.Usagef("%w; write %s %s", err, cmd.Parent().CommandPath(), cmd.Use)
 		}
 		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))
 	}

@@ -12,34 +12,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
-
-// synonyms are other tools' words for a command.
-var synonyms = map[string][]string{
-	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload"},
-	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list", "slots", "top"}, "doctor": {"check", "diagnose"}, "logs": {"journal"}, "events": {"history"},
-	"inventory": {"gpus", "gpu", "devices", "hardware"}, "upgrade": {"update"}, "image": {"update", "images", "pull"}, "cancel": {"abort", "kill"},
-	"queue": {"queues", "nodes", "agents", "fleet"}, "evaluate": {"eval", "test", "run", "bench", "benchmark"},
-}
-
-// strayFlags names, by command, the flag that a word without one means.
-var strayFlags = map[string]string{
-	"install": "queue", "plan": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
-}
-
-// otherFlags are flags of other tools, by command, and what to type for them.
-var otherFlags = map[string]string{
-	"status -w": "sudo kbnode status --watch", "status -f": "sudo kbnode status --watch",
-	"logs -n": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'", "logs --lines": "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'",
-	"logs --since": "sudo journalctl --since -2h -u 'buildkite-agent-gpu*'", "events -n": "kbnode events | tail -n 20",
-	"install -n": "sudo kbnode install --dry-run", "uninstall -n": "sudo kbnode uninstall --dry-run", "drain --force": "sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
-}
-
-// sameFlags are other tools' words for a flag.
-var sameFlags = map[string]string{"leaderboard": "problem", "task": "problem", "organization": "org"}
 
 type hints struct{ term.Streams }
 
@@ -58,6 +34,13 @@ func (h hints) command(root *cobra.Command) error {
 		return nil
 	}
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
+	asked := cmp.Or(sameAnswers[word], word)
+	if cmd != root {
+		asked = cmd.Name() + " " + word
+	}
+	if answer := answers[asked]; answer != "" {
+		return term.Usagef("%s; %s", says, answer)
+	}
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
 		lines = append(lines, h.With(slices.Index(h.Typed, word), name))
@@ -67,6 +50,9 @@ func (h hints) command(root *cobra.Command) error {
 		return h.Advise(says, lines...)
 	case cmd == root:
 		return term.Usagef("%s; kbnode --help lists the commands", says)
+	}
+	if flag := strayFlags[cmd.Name()]; cmd.PersistentFlags().Lookup(flag) != nil {
+		return h.Advise(says, h.With(slices.Index(h.Typed, word), "--"+flag, word))
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -135,17 +121,24 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			name, dashes = several, "-"
 		}
 		i, says := h.Find(dashes+name), "unknown flag: "+dashes+text.Line(name, 60)
-		other := otherFlags[cmd.Name()+" "+dashes+name]
+		other := answers[cmd.Name()+" "+dashes+name]
 		switch {
 		case other != "":
-			return term.Usagef("%s; write %s", says, other)
+			return term.Usagef("%s; %s", says, other)
 		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
 			// Do not repeat what followed: it may be the token.
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
 		case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
 			return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
 		case i >= 0:
-			if near := nearFlag(cmd, name); near != "" {
+			near := nearFlag(cmd, name)
+			if line := h.With(i, "--json"); near == "json" && name != near { // -o json, --format=json
+				if i+1 < len(line) && line[i+1] == "json" {
+					line = slices.Delete(line, i+1, i+2)
+				}
+				return h.Advise(says, line)
+			}
+			if near != "" {
 				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
 			}
 		}
@@ -159,7 +152,10 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			return term.Usagef("--%s: %q %w; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), no, help)
 		}
 		wants := map[string]string{"duration": "is not a time such as 90s, 30m, 2h or 1d", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
-		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a number"), help)
+		if k, ok := node.SlotNumber(bad.GetValue()); ok && strings.HasPrefix(bad.GetValue(), "gpu") {
+			help = fmt.Sprintf("write --%s %d", bad.GetFlag().Name, k)
+		}
+		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a whole number"), help)
 	}
 	return term.Usagef("%w; %s", err, help)
 }
@@ -257,6 +253,12 @@ func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
 		return h.Advise(says, h.With(i, "--"+arg))
 	}
 	name := strayFlags[cmd.Name()]
+	switch _, isSlot := node.SlotNumber(arg); {
+	case cmd.Name() == "doctor" && isSlot: // it checks all
+		name = ""
+	case strings.HasSuffix(arg, ".txtar") && cmd.Flags().Lookup("root") != nil:
+		name = "root"
+	}
 	f := cmd.Flags().Lookup(name)
 	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
 		return h.Advise(says, h.With(i))

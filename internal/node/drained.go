@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -53,10 +54,27 @@ func (s Selection) Check() error {
 	}
 	for _, name := range s.Names {
 		if _, ok := SlotNumber(name); !ok {
-			return config.BadInput("there is no slot %.60q; write slots such as gpu3", name)
+			return config.BadInput("there is no slot %.60q; write %s", name, likelySlots(name))
 		}
 	}
 	return nil
+}
+
+// likelySlots returns what to type for a word that is no slot: --all for all, gpu0 to gpu3 for 0-3, gpu3 for GPU-3.
+func likelySlots(word string) string {
+	word = strings.ToLower(word)
+	if word == "all" || word == "*" {
+		return "--all"
+	}
+	numbers, err := cpuset.Parse(strings.NewReplacer("gpu-", "", "gpu", "").Replace(word))
+	if err != nil || numbers.Len() == 0 || numbers.Len() > 16 {
+		return "slots such as gpu3"
+	}
+	var names []string
+	for _, k := range numbers.Ints() {
+		names = append(names, fmt.Sprintf("gpu%d", k))
+	}
+	return strings.Join(names, " ")
 }
 
 // SlotNames returns the names of slots for a message.
