@@ -171,6 +171,44 @@ func TestNodeTable(t *testing.T) {
 	}
 }
 
+// TestTwentyNodes has the fleet of a competition: a look at 80 columns and 24 lines says why slot 3 of node 7 takes no jobs.
+func TestTwentyNodes(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	notes := map[string]string{
+		"07 3": "parked|the GPU is lost (Xid 79): reboot the machine; then sudo kbnode resume gpu3",
+		"12 0": "drained|by operator: new fan", "12 1": "drained|by operator: new fan",
+		"15 6": "failed|buildkite-agent-gpu6 ends at once: the agent token is not valid; write a new one with sudo kbnode install --token-file FILE",
+	}
+	var agents []buildkite.Agent
+	for n := range 20 {
+		for k := range 8 {
+			node := fmt.Sprintf("%02d", n+1)
+			a := buildkite.Agent{Name: fmt.Sprintf("b200-%s-gpu%d", node, k), Tags: []string{"queue=b200", fmt.Sprintf("gpu-index=%d", k), "node=b200-" + node, "kbnode=1.4.0", "slots=8"}}
+			if state, note, out := strings.Cut(notes[fmt.Sprintf("%s %d", node, k)], "|"); out {
+				a.Tags, a.Paused, a.PausedNote = append(a.Tags, "out-of-service="+state), true, note
+			} else if k%2 == 0 {
+				a.Job = &buildkite.Job{ID: "j", State: "running"}
+			}
+			agents = append(agents, a)
+		}
+	}
+	queue := buildkite.Queues(agents, nil, now)[0]
+	queue.Nodes[0].OtherVersion = true // a warning, too
+	var printed bytes.Buffer
+	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, false)
+	table := operator.NodeTable(&printed, queue, now).Draw(80)
+	if rows := strings.Count(table, "\n"); rows > 21 || text.LongestLineLen(table) > 80 {
+		t.Errorf("%d rows:\n%s", rows, table)
+	}
+	lines := strings.Split(strings.TrimSpace(printed.String()), "\n")
+	must.Equal(t, `b200-12 gpu0 gpu1 drained: by operator: new fan
+b200-07 gpu3 parked: the GPU is lost (Xid 79): reboot the machine; then sudo kbnode resume gpu3
+b200-15 gpu6 failed: buildkite-agent-gpu6 ends at once: the agent token is not valid; write a new one with sudo kbnode install --token-file FILE
+warning: these nodes have another kbnode than the rest: b200-01
+b200: 20 nodes, 160 slots: 78 idle, 78 busy, 4 out of service; no jobs waiting`, strings.Join(lines[21:], "\n"))
+}
+
 // TestGoneNode has a node lose all of its agents between two looks: it is still shown, until it is forgotten.
 func TestGoneNode(t *testing.T) {
 	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"n-gpu0": {"queue=b200", "node=n", "slots=2"}, "n-gpu1": {"queue=b200", "node=n", "slots=2"}}))

@@ -39,7 +39,10 @@ func (s *Server) clusterRoutes(get func(string, handler)) {
 		}
 	}
 	queue := func(key string) map[string]any {
-		q := map[string]any{"id": "id-of-" + key, "key": key, "hosted": slices.Contains(s.opts.Hosted, key), "hosted_agents": nil}
+		q := map[string]any{"id": "id-of-" + key, "key": key, "hosted": slices.Contains(s.opts.Hosted, key), "hosted_agents": nil, "dispatch_paused": false, "dispatch_paused_note": nil}
+		if note, ok := s.opts.Paused[key]; ok {
+			q["dispatch_paused"], q["dispatch_paused_note"] = true, note
+		}
 		if q["hosted"] == true {
 			q["hosted_agents"] = map[string]string{"instance_shape": "LINUX_AMD64_2X4"}
 		}

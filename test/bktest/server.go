@@ -34,13 +34,14 @@ type Options struct {
 	// DefaultAgentToken. A token that it no longer returns is revoked, which does not affect
 	// connected agents.
 	AgentTokens func() []string
-	Steps       string   // of the pipeline: YAML, interpolated when a build is created; "" is for builds with their own
-	Repo        string   // that agents check out; "" is none
-	Clusters    []string // names; nil is one, and the first has the queues
-	Hosted      []string // queues for Buildkite's own agents
-	Queues      []string // of the cluster; nil creates each queue when it is first named
-	PingSeconds int      // ping and job status interval of agents; 0 is 1
-	RateLimit   int      // REST requests per minute; 0 refuses none
+	Steps       string            // of the pipeline: YAML, interpolated when a build is created; "" is for builds with their own
+	Repo        string            // that agents check out; "" is none
+	Clusters    []string          // names; nil is one, and the first has the queues
+	Hosted      []string          // queues for Buildkite's own agents
+	Paused      map[string]string // queues that are paused, and the notes
+	Queues      []string          // of the cluster; nil creates each queue when it is first named
+	PingSeconds int               // ping and job status interval of agents; 0 is 1
+	RateLimit   int               // REST requests per minute; 0 refuses none
 }
 
 // The tokens of a Server for agents and for REST.

@@ -142,7 +142,12 @@ func (s *Server) next(a *agent) *job {
 	}
 	for _, b := range s.builds {
 		for _, j := range b.jobs {
-			if j.State == "scheduled" && matches(j.step.Agents, a.MetaData) {
+			paused := slices.ContainsFunc(j.step.Agents, func(rule string) bool {
+				queue, is := strings.CutPrefix(rule, "queue=")
+				_, paused := s.opts.Paused[queue]
+				return is && paused
+			})
+			if j.State == "scheduled" && !paused && matches(j.step.Agents, a.MetaData) {
 				return j
 			}
 		}

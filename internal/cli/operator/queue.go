@@ -42,8 +42,8 @@ func NewQueue(s term.Streams) *cobra.Command {
 service, and why, and how many jobs wait.
 
 A node whose agents are all gone is shown for a week, as it was when this command last saw
-it. The API token needs the scopes read_agents and read_builds. Agents and jobs that name
-no queue are in the queue default.
+it. The API token needs the scopes read_agents, read_builds and, to see that a queue is
+paused, read_clusters. Agents and jobs that name no queue are in the queue default.
 
 Exit code 1 if no agent is connected.`,
 		Example: `  kbnode queue --org gpu-mode

@@ -26,6 +26,14 @@ func PrintQueues(w io.Writer, report buildkite.QueueReport, agents bool) {
 		case !agents && len(q.Nodes) > 0:
 			NodeTable(w, q, report.Time).Print()
 		}
+		if !agents { // at the end, where no long list hides them
+			for _, n := range worstFirst(q) {
+				_, reasons := outOf(w, n, report.Time)
+				for _, line := range reasons {
+					term.Printf(w, "%s\n", line)
+				}
+			}
+		}
 		for _, a := range q.Agents {
 			if agents && a.Note != "" {
 				term.Printf(w, "%s is %s: %s\n", a.Name, a.State, a.Note)
@@ -38,6 +46,9 @@ func PrintQueues(w io.Writer, report buildkite.QueueReport, agents bool) {
 		if n := q.Waiting.Unmatched; n > 0 && len(q.Agents) > 0 {
 			term.Printf(w, "%s %d waiting %s for tags that no agent here has: %s\n", warning,
 				n, text.Plural(n, "job asks", "jobs ask"), strings.Join(q.Waiting.Missing, ", "))
+		}
+		if q.WhyIdle != "" {
+			term.Printf(w, "%s jobs wait although slots are idle: %s\n", warning, q.WhyIdle)
 		}
 		term.Printf(w, "%s\n", queueSummary(q, report.Time))
 	}
@@ -80,6 +91,19 @@ func NodeTable(w io.Writer, q buildkite.Queue, now time.Time) *term.List {
 	l := term.NewList(w, "Node", "Slots", "Idle", "Busy", "Out", "Last job", "kbnode", "Out of service")
 	l.Spare = []string{"kbnode", "Last job"}
 	l.Most = map[string]int{"Node": 24, "kbnode": 16}
+	for _, n := range worstFirst(q) {
+		version := cmp.Or(n.KbnodeVersion, "-")
+		if n.OtherVersion {
+			version += " *"
+		}
+		slots, _ := outOf(w, n, now)
+		l.Row(n.Node, n.Slots, n.Idle, n.Busy, out(n), term.Ago(n.LastJob, now), version, slots)
+	}
+	return l
+}
+
+// worstFirst returns a queue's nodes, those with the most slots out of service first.
+func worstFirst(q buildkite.Queue) []buildkite.QueueNode {
 	nodes := slices.Clone(q.Nodes)
 	slices.SortStableFunc(nodes, func(a, b buildkite.QueueNode) int {
 		if a.OtherVersion != b.OtherVersion && out(a) == out(b) {
@@ -87,46 +111,38 @@ func NodeTable(w io.Writer, q buildkite.Queue, now time.Time) *term.List {
 		}
 		return cmp.Or(cmp.Compare(out(b), out(a)), cmp.Compare(a.Node, b.Node))
 	})
-	for _, n := range nodes {
-		version := cmp.Or(n.KbnodeVersion, "-")
-		if n.OtherVersion {
-			version += " *"
-		}
-		l.Row(n.Node, n.Slots, n.Idle, n.Busy, out(n), term.Ago(n.LastJob, now), version, whyOut(w, n, now))
-	}
-	return l
+	return nodes
 }
 
 func out(n buildkite.QueueNode) int { return n.Slots - n.Idle - n.Busy }
 
-// whyOut says which slots of a node take no jobs, and why.
-func whyOut(w io.Writer, n buildkite.QueueNode, now time.Time) string {
+// outOf says which slots of a node take no jobs, and reasons why, a line for each reason.
+func outOf(w io.Writer, n buildkite.QueueNode, now time.Time) (slots string, reasons []string) {
 	if !n.Seen.IsZero() {
-		return term.PaintWord(w, "gone") + " for " + term.Ago(n.Seen, now) + ": no agent is connected"
+		return term.PaintWord(w, "gone") + " for " + term.Ago(n.Seen, now), nil
 	}
-	groups := term.Grouped(n.Out, func(s buildkite.QueueSlot) [2]string { return [2]string{s.State, reason(s, now)} })
 	var all []string
-	for _, slots := range groups {
+	for _, group := range term.Grouped(n.Out, func(s buildkite.QueueSlot) [2]string { return [2]string{s.State, reason(s, now)} }) {
 		var names []string
-		for _, s := range slots {
+		for _, s := range group {
 			if s.Slot != "" {
 				names = append(names, s.Slot)
 			}
 		}
-		if unnamed := len(slots) - len(names); unnamed > 0 {
+		if unnamed := len(group) - len(names); unnamed > 0 {
 			names = append(names, text.Count(unnamed, "slot"))
 		}
 		who := strings.Join(names, " ")
-		if len(slots) == n.Slots {
+		if len(group) == n.Slots {
 			who = "all"
 		}
-		line := who + " " + term.PaintWord(w, slots[0].State)
-		if why := reason(slots[0], now); why != "" {
-			line += ": " + why
+		who += " " + term.PaintWord(w, group[0].State)
+		if why := reason(group[0], now); why != "" {
+			reasons = append(reasons, fmt.Sprintf("%s %s: %s", n.Node, who, why))
 		}
-		all = append(all, line)
+		all = append(all, who)
 	}
-	return cmp.Or(strings.Join(all, "; "), "-")
+	return cmp.Or(strings.Join(all, ", "), "-"), reasons
 }
 
 func reason(s buildkite.QueueSlot, now time.Time) string {

@@ -21,6 +21,9 @@ type Cluster struct {
 	Name string `json:"name"`
 }
 
+// maxClusters bounds the clusters that are asked for paused queues: each takes a request.
+const maxClusters = 5
+
 // queueKey is what Buildkite allows as a queue's key.
 var queueKey = lazy.Regexp(`^[A-Za-z0-9_-]{1,100}$`)
 
@@ -64,6 +67,8 @@ type clusterQueue struct {
 	Key    string          `json:"key"`
 	Hosted bool            `json:"hosted"`
 	Agents json.RawMessage `json:"hosted_agents"`
+	Paused bool            `json:"dispatch_paused"`
+	Note   string          `json:"dispatch_paused_note"`
 }
 
 // CreateQueue makes a self-hosted queue in a cluster, unless there is one of this name: made is then false. A
@@ -95,6 +100,28 @@ func (c *Client) clusterQueue(ctx context.Context, org string, at Cluster, key s
 		return false, fmt.Errorf("queue %s is for Buildkite's hosted agents, which cannot be changed; choose another name, or delete it in Buildkite (Agents, %s, Queues)", key, text.Line(at.Name, maxText))
 	}
 	return i >= 0, nil
+}
+
+// pausedQueues returns the queues from which Buildkite dispatches no jobs, and the notes of those who paused them. Clusters
+// may have queues of the same name.
+func (c *Client) pausedQueues(ctx context.Context, org string) (map[string]string, error) {
+	clusters, err := list(ctx, c, "clusters", "read_clusters", organizationPath(org, "clusters"), nil, func(c Cluster) string { return c.ID })
+	if err != nil {
+		return nil, err
+	}
+	paused := map[string]string{}
+	for _, at := range clusters[:min(len(clusters), maxClusters)] {
+		all, err := list(ctx, c, "queues", "read_clusters", clusterPath(org, at, "queues"), nil, func(q clusterQueue) string { return q.ID })
+		if err != nil {
+			return nil, err
+		}
+		for _, q := range all {
+			if q.Paused {
+				paused[q.Key] = text.Line(q.Note, 4*maxText)
+			}
+		}
+	}
+	return paused, nil
 }
 
 // CreateAgentToken makes a token with which agents register in a cluster. Buildkite tells it only once.

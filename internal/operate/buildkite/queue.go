@@ -47,6 +47,8 @@ type Queue struct {
 	Agents  []QueueAgent `json:"agents"` // by node, GPU and name
 	Waiting Waiting      `json:"waiting"`
 	Nodes   []QueueNode  `json:"nodes"` // by name
+	// WhyIdle says why jobs wait although a slot that could take them is idle. Only ReadQueues sets it.
+	WhyIdle string `json:"why_idle,omitempty"`
 	// RunnerQueue says the same to kernelbot. Only ReadQueues sets it.
 	RunnerQueue *RunnerQueue `json:"runner_queue,omitempty"`
 }
@@ -59,7 +61,12 @@ type Waiting struct {
 	// because they ask for tags that none has.
 	Unmatched int      `json:"unmatched"`
 	Missing   []string `json:"missing,omitempty"` // a few of those tags
+
+	IdleSince time.Time `json:"-"` // since when the oldest job waits that an idle agent could take
 }
+
+// dispatchTime is how long a job may wait for an idle agent: older agents ask for one every few seconds.
+const dispatchTime = time.Minute
 
 // QueueAgent is an agent in a queue. Only kbnode's agents have all the tags.
 type QueueAgent struct {
@@ -185,7 +192,33 @@ func (c *Client) ReadQueues(ctx context.Context, org string, names ...string) (r
 	for i := range r.Queues {
 		r.Queues[i].RunnerQueue = r.Queues[i].runnerQueue()
 	}
+	c.explainIdle(ctx, &r)
 	return r, noAgents(org, names, withAgents), nil
+}
+
+// explainIdle sets WhyIdle where it applies. Only then it asks Buildkite for more.
+func (c *Client) explainIdle(ctx context.Context, r *QueueReport) {
+	stuck := func(q Queue) bool {
+		return !q.Waiting.IdleSince.IsZero() && r.Time.Sub(q.Waiting.IdleSince) > dispatchTime
+	}
+	if !slices.ContainsFunc(r.Queues, stuck) {
+		return
+	}
+	paused, err := c.pausedQueues(ctx, r.Organization)
+	for i, q := range r.Queues {
+		note, is := paused[q.Name]
+		switch {
+		case !stuck(q):
+		case err != nil:
+			r.Queues[i].WhyIdle = "the queue may be paused in Buildkite: " + err.Error()
+		case is && note != "":
+			r.Queues[i].WhyIdle = "the queue is paused in Buildkite: " + note
+		case is:
+			r.Queues[i].WhyIdle = "the queue is paused in Buildkite (Agents, the cluster, Queues)"
+		default:
+			r.Queues[i].WhyIdle = "the queue is not paused; the agents may be in another cluster than the pipeline: see the page of a waiting job"
+		}
+	}
 }
 
 // EmptyQueue returns a queue without agents and jobs.
@@ -235,7 +268,17 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	if w.Oldest.IsZero() || since.Before(w.Oldest) {
 		w.Oldest = since
 	}
-	if slices.ContainsFunc(agents, func(a Agent) bool { return !a.StandsIn() && len(a.unmetRules(j.Rules)) == 0 }) {
+	matched := false
+	for _, a := range agents {
+		if a.StandsIn() || len(a.unmetRules(j.Rules)) > 0 {
+			continue
+		}
+		matched = true
+		if a.inQueue().State == Idle && (w.IdleSince.IsZero() || since.Before(w.IdleSince)) {
+			w.IdleSince = since
+		}
+	}
+	if matched {
 		return
 	}
 	w.Unmatched++

@@ -79,6 +79,39 @@ func TestQueues(t *testing.T) {
 	})
 }
 
+// TestIdleWhileJobsWait has a queue paused in Buildkite: the report says so, with the note, once a job has waited for a minute
+// that an idle agent could take. A token that may not read it gets what it lacks.
+func TestIdleWhileJobsWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := bktest.New(bktest.Options{Queues: []string{"b200", "h100", "a100"}, Paused: map[string]string{"b200": "until the\x1b[2J launch", "h100": ""}})
+		ctx, stop := context.WithCancel(t.Context())
+		t.Cleanup(func() { stop(); synctest.Wait() })
+		for _, queue := range []string{"b200", "h100", "a100"} {
+			must.Do(t, s.Employ(ctx, bktest.Worker{Name: queue, Tags: []string{"queue=" + queue, "slots=1"}, Do: func(context.Context, *bktest.Work) {}}))
+			_, err := s.Submit(bktest.NewBuild{Steps: []any{map[string]any{"command": "x", "agents": map[string]string{"queue": queue}}}})
+			must.Do(t, err)
+		}
+		c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+		must.Do(t, err)
+		why := func() string {
+			r, _, err := c.ReadQueues(ctx, "kbnode")
+			must.Do(t, err)
+			var all []string
+			for _, q := range r.Queues {
+				all = append(all, q.Name+": "+q.WhyIdle)
+			}
+			return strings.Join(all, "\n")
+		}
+		time.Sleep(30 * time.Second)
+		must.Equal(t, "a100: \nb200: \nh100: ", why())
+		time.Sleep(time.Minute)
+		must.Equal(t, "a100: \nb200: the queue is paused in Buildkite: until the launch\nh100: the queue is paused in Buildkite (Agents, the cluster, Queues)", why())
+		s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/clusters", Status: http.StatusForbidden})
+		must.Contain(t, why(), "h100: the queue may be paused in Buildkite: ", "read_clusters")
+	})
+}
+
 func TestAgentStates(t *testing.T) {
 	t.Parallel()
 	if q := Queues([]Agent{{Job: &Job{State: "passed"}}}, nil, time.Time{})[0]; q.Count(Idle) != 1 {
