@@ -254,7 +254,7 @@ func (d *daemonLoop) report(err error) {
 	case now == d.reported:
 	case now == "":
 		d.Log.Info("node can be reconciled again")
-		d.event(events.Event{Kind: "mended", Slot: -1, Level: events.Info, Text: "the node can be reconciled again"})
+		d.event(events.Event{Kind: "recovered", Slot: -1, Level: events.Info, Text: "the node can be reconciled again"})
 		d.Notify("STATUS=the node is as planned")
 	default:
 		d.Log.Error("node not reconciled", "err", err)

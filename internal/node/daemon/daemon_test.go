@@ -377,7 +377,7 @@ func TestErrorsAreToldOnce(t *testing.T) {
 		later(31 * time.Second)
 		got := kinds(t, log)
 		want := []string{"error: nothing was changed: Docker does not answer"}
-		if diff := cmp.Diff(want, got[:1]); diff != "" || !slices.Contains(got, "mended: the node can be reconciled again") || len(slices.DeleteFunc(slices.Clone(got), func(s string) bool { return !strings.HasPrefix(s, "error") })) != 1 {
+		if diff := cmp.Diff(want, got[:1]); diff != "" || !slices.Contains(got, "recovered: the node can be reconciled again") || len(slices.DeleteFunc(slices.Clone(got), func(s string) bool { return !strings.HasPrefix(s, "error") })) != 1 {
 			t.Errorf("events %q", got)
 		}
 		if len(said) != 2 {

@@ -23,7 +23,7 @@ func (d *daemonLoop) recall() {
 			switch e.Kind {
 			case "park", "unpark":
 				d.parked[e.Slot] = e.Kind == "park"
-			case "error", "mended":
+			case "error", "recovered":
 				d.reported = ""
 				if e.Kind == "error" {
 					d.reported = e.Text

@@ -91,5 +91,5 @@ func TestErrorOverRestart(t *testing.T) {
 	d.report(errors.New("dial from port 40100: refused\nand more"))
 	d = daemon()
 	d.report(nil)
-	must.Equal(t, []string{"error -1 warn: dial from port 40000: refused; and more", "mended -1 info: the node can be reconciled again"}, levels(t, log, "error", "mended"))
+	must.Equal(t, []string{"error -1 warn: dial from port 40000: refused; and more", "recovered -1 info: the node can be reconciled again"}, levels(t, log, "error", "recovered"))
 }

@@ -27,6 +27,9 @@ const (
 type progress struct {
 	Place  events.Place `json:"place"`
 	Missed int          `json:"missed"` // events before the place that were not sent, and that no one was told of
+	// The window, in which so many were sent: a restart begins no new one.
+	Began time.Time `json:"began"`
+	Sent  int       `json:"sent"`
 }
 
 // follower sends the events of a log to one target.
@@ -37,9 +40,7 @@ type follower struct {
 	file string // of its progress
 
 	progress
-	began time.Time // of the window
-	sent  int       // in it
-	said  string    // the last error, as logged
+	said string // the last error, as logged
 }
 
 // run sends events until ctx ends.
@@ -77,13 +78,13 @@ func (f *follower) load() bool {
 		f.report(err)
 		return false
 	}
-	f.save(progress{Place: place})
+	f.save(place, 0)
 	return true
 }
 
-func (f *follower) save(p progress) {
-	f.progress = p
-	text, err := json.Marshal(p)
+func (f *follower) save(place events.Place, missed int) {
+	f.Place, f.Missed = place, missed
+	text, err := json.Marshal(f.progress)
 	if err == nil {
 		err = renameio.WriteFile(f.file, append(text, '\n'), 0o600)
 	}
@@ -106,16 +107,16 @@ func (f *follower) step(ctx context.Context) (more bool, err error) {
 	if err != nil || count == 0 && f.Missed == 0 {
 		return false, err
 	}
-	if time.Since(f.began) >= window {
-		f.began, f.sent = time.Now(), 0
+	if passed := time.Since(f.Began); passed >= window || passed < 0 { // the clock was set back
+		f.Began, f.Sent = time.Now(), 0
 	}
-	if f.sent >= maxSent {
-		if limit.Sleep(ctx, window-time.Since(f.began)) != nil {
+	if f.Sent >= maxSent {
+		if limit.Sleep(ctx, window-time.Since(f.Began)) != nil {
 			return false, nil
 		}
 		_, count, last, err := f.pending()
 		if err == nil && count > 1 {
-			f.save(progress{Place: last, Missed: f.Missed + count})
+			f.save(last, f.Missed+count)
 		}
 		return true, err
 	}
@@ -123,7 +124,7 @@ func (f *follower) step(ctx context.Context) (more bool, err error) {
 		// It also finds out whether the target works again; until then, the events wait in the log.
 		err := f.deliver(ctx, missed(f.Missed), 0)
 		if err == nil {
-			f.save(progress{Place: f.Place})
+			f.save(f.Place, 0)
 		}
 		return true, nil
 	}
@@ -131,11 +132,11 @@ func (f *follower) step(ctx context.Context) (more bool, err error) {
 	if ctx.Err() != nil && err != nil {
 		return false, nil
 	}
-	after := progress{Place: first.after}
+	lost := 0
 	if err != nil {
-		after.Missed = 1
+		lost = 1
 	}
-	f.save(after)
+	f.save(first.after, lost)
 	return true, nil
 }
 
@@ -160,7 +161,7 @@ func (f *follower) pending() (first pending, count int, last events.Place, err e
 		}
 	})
 	if skipped.File != f.Place.File && err == nil { // the log will lose the place
-		f.save(progress{Place: skipped, Missed: f.Missed})
+		f.save(skipped, f.Missed)
 	}
 	f.Place = skipped
 	return first, count, last, err
@@ -173,7 +174,7 @@ func (f *follower) deliver(ctx context.Context, e events.Event, within time.Dura
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := f.send(ctx, doc)
 		if err == nil {
-			f.sent++
+			f.Sent++
 			f.said = ""
 			return nil
 		}

@@ -212,7 +212,9 @@ func TestRateLimit(t *testing.T) {
 		if strings.Count(got, "|") != maxSent-1 || !strings.HasSuffix(got, "|a19") {
 			w.Errorf("in the first hour: %s", got)
 		}
-		w.n.Configure("n1", config.Notify{URL: hook}) // as at each pass of the daemon
+		w.n.Close() // a restart begins no new hour
+		w.start()
+		w.n.Configure("n1", config.Notify{URL: hook})
 		w.add(5, "b")
 		w.gets(11*time.Minute, "85 more events; see kbnode events on the node")
 		w.add(1, "c")
