@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"path"
 	"slices"
 	"strings"
@@ -100,6 +101,13 @@ func (q *queueCommand) run(ctx context.Context) error {
 	}
 	for {
 		report, none, err := client.ReadQueues(ctx, q.api.Org, q.queues...)
+		if status := buildkite.Refused(err); err != nil && q.watch && (status == 0 || status >= http.StatusInternalServerError) && ctx.Err() == nil {
+			q.s.Warn("%v; trying again", err)
+			if limit.Sleep(ctx, queueWatch) != nil {
+				return nil
+			}
+			continue
+		}
 		if err != nil {
 			return err
 		}
