@@ -196,9 +196,9 @@ func newVersion(s term.Streams) *cobra.Command {
 		Short: "Print the version of kbnode",
 		RunE: func(*cobra.Command, []string) error {
 			v := readVersion()
-			return s.Print(asJSON, v, func() { term.Printf(s.Out, "%s\n", v) })
+			return versionDoc.Print(s, asJSON, v, func() { term.Printf(s.Out, "%s\n", v) })
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", versionDoc)
 	return cmd
 }

@@ -42,6 +42,7 @@ func fed(t testing.TB, in io.Reader, args ...string) result {
 	t.Helper()
 	var out, err bytes.Buffer
 	code := run(t.Context(), args, term.Streams{In: in, Out: &out, Err: &err})
+	checkJSON(t, args, out.String())
 	return result{code, out.String(), err.String()}
 }
 

@@ -53,7 +53,7 @@ error with its line and what to write instead. FILE defaults to
 			return checkConfig(s, configName(name), text, asJSON)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", configCheckDoc)
 	return cmd
 }
 
@@ -91,7 +91,7 @@ func configText(s term.Streams, name string) ([]byte, error) {
 func checkConfig(s term.Streams, name string, doc []byte, asJSON bool) error {
 	report, err := config.CheckFile(name, doc)
 	if asJSON {
-		return term.ExitUnless(err == nil, term.PrintJSON(s.Out, report))
+		return term.ExitUnless(err == nil, configCheckDoc.Print(s, true, report, nil))
 	}
 	if err != nil {
 		return err
@@ -124,7 +124,7 @@ passwords and query strings in URLs are not shown.`,
 		},
 	}
 	rootFlag(cmd, &root)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", configShowDoc)
 	return cmd
 }
 
@@ -151,7 +151,7 @@ func showConfig(s term.Streams, n *node.Node, env func(string) string, asJSON bo
 	if err != nil {
 		return err
 	}
-	return s.Print(asJSON, shown, func() {
+	return configShowDoc.Print(s, asJSON, shown, func() {
 		if _, ok := term.Terminal(s.Out); ok {
 			shown.Text = text.Block(shown.Text)
 		}

@@ -61,7 +61,7 @@ func (f *doctorFlags) register(cmd *cobra.Command) {
 	fl.DurationVar(&f.Limit, "timeout", 0, "time limit for all checks, such as 10m (default: 55s)")
 	fl.StringSliceVar(&f.explain, "explain", nil, "explain these checks or groups, and run nothing")
 	fl.BoolVar(&f.list, "list", false, "list the checks, and run nothing")
-	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
+	term.JSONFlag(fl, &f.asJSON, "print JSON", doctorDoc, acceptanceDoc)
 	fl.BoolVarP(&f.quiet, "quiet", "q", false, "print only problems")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "list every check that passed or was skipped")
 	fl.BoolVar(&f.fix, "fix", false, "run the fixes that end no job, after asking")
@@ -140,7 +140,7 @@ func (f *doctorFlags) run(cmd *cobra.Command, s term.Streams) error {
 	case f.verbose:
 		how = everyCheck
 	}
-	return term.ExitUnless(report.Fit, s.Print(f.asJSON, report, func() { printDoctor(s.Out, report, how) }))
+	return term.ExitUnless(report.Fit, doctorDoc.Print(s, f.asJSON, report, func() { printDoctor(s.Out, report, how) }))
 }
 
 func explainChecks(s term.Streams, names []string) error {

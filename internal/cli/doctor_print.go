@@ -214,7 +214,7 @@ func accept(ctx context.Context, s term.Streams, limit time.Duration, asJSON boo
 		return err
 	}
 	out := doctor.Accept(m, report, Version())
-	return term.ExitUnless(out.Accepted, s.Print(asJSON, out, func() { printAcceptance(s.Out, out) }))
+	return term.ExitUnless(out.Accepted, acceptanceDoc.Print(s, asJSON, out, func() { printAcceptance(s.Out, out) }))
 }
 
 func printAcceptance(w io.Writer, out doctor.Acceptance) {

@@ -58,7 +58,7 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 	if err != nil {
 		return err
 	}
-	err = s.Print(asJSON, r, func() {
+	err = imageChangeDoc.Print(s, asJSON, r, func() {
 		if text := imageResult(r, auto); text != "" {
 			term.Printf(s.Out, "%s\n", text)
 		}
@@ -167,7 +167,7 @@ the image that you rolled back.`,
 		},
 	}
 	cmd.Flags().StringVar(&reason, "reason", "", "reason to show in kbnode image list")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", imageChangeDoc)
 	return cmd
 }
 
@@ -189,10 +189,10 @@ func newImageList(s term.Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.Print(asJSON, list, func() { printImages(s.Out, list, time.Now()) })
+			return imageListDoc.Print(s, asJSON, list, func() { printImages(s.Out, list, time.Now()) })
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", imageListDoc)
 	return cmd
 }
 
@@ -270,7 +270,7 @@ was refused, or if --check finds a newer one, or that the name has moved.`,
 	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing if nothing is new, give up after an hour of busy slots, respect decisions made by hand")
 	cmd.Flags().BoolVar(&o.Check, "check", false, "only check for a newer one")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it while jobs run, which disturbs their timings")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", imageChangeDoc)
 	return cmd
 }
 
@@ -323,7 +323,7 @@ without BuildKit. kbnode image update --auto leaves an image that was built here
 	cmd.Flags().StringArrayVar(&f.args, "build-arg", nil, "set an ARG of the Dockerfile, `NAME=VALUE`; may be repeated")
 	cmd.Flags().BoolVar(&f.print, "print", false, "only print kbnode's own Dockerfile")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "build while jobs run, which disturbs their timings")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", imageChangeDoc)
 	_ = cmd.RegisterFlagCompletionFunc("variant", values(evaluation.Variants...))
 	return cmd
 }

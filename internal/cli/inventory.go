@@ -51,11 +51,11 @@ func newInventory(s term.Streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.Print(asJSON, inv, func() { printInventory(s, inv) })
+			return inventoryDoc.Print(s, asJSON, inv, func() { printInventory(s, inv) })
 		},
 	}
 	rootFlag(cmd, &root)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", inventoryDoc)
 	cmd.Flags().StringVar(&capture, "capture", "", "capture the machine to this file, as text for tests and bug reports")
 	return cmd
 }

@@ -105,7 +105,7 @@ node keeps about ten thousand events.`,
 					return
 				}
 				if asJSON {
-					_ = term.EncodeJSON(s.Out, "", e) // s.Out keeps the error
+					_ = eventDoc.Line(s.Out, e) // s.Out keeps the error
 					return
 				}
 				slot := "node"
@@ -120,7 +120,7 @@ node keeps about ten thousand events.`,
 			return log.Read(show)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, one event per line")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON, one event per line", eventDoc)
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "show new events as they happen, until interrupted")
 	cmd.Flags().StringSliceVar(&only, "slot", nil, "only events of this slot, such as gpu3, or of node; may be repeated")
 	cmd.Flags().DurationVar(&since, "since", 0, "only events of the last 2h, 30m, …")

@@ -28,6 +28,11 @@ type planOutput struct {
 	Changes []reconcile.Change `json:"changes"` // none of a recorded node: its files are not recorded
 }
 
+// planError is the JSON of kbnode plan if no plan is possible.
+type planError struct {
+	Error string `json:"error"`
+}
+
 func newPlan(s term.Streams) *cobra.Command {
 	var root, file string
 	var asJSON, detailed bool
@@ -45,7 +50,7 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 			if err != nil {
 				var exit *term.ExitError
 				if asJSON && !errors.As(err, &exit) {
-					return term.ExitUnless(false, term.PrintJSON(s.Out, map[string]string{"error": err.Error()}))
+					return term.ExitUnless(false, planErrorDoc.Print(s, true, planError{err.Error()}, nil))
 				}
 				return err
 			}
@@ -55,14 +60,14 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 	rootFlag(cmd, &root)
 	w.register(cmd)
 	cmd.Flags().StringVar(&file, "config", "", "plan with this configuration file instead of the machine's; - is standard input")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", planDoc, planErrorDoc)
 	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with code 3 if changes are pending")
 	return cmd
 }
 
 func showPlan(s term.Streams, out planOutput, asJSON, detailed bool) error {
 	out.Changes = append([]reconcile.Change{}, out.Changes...) // a list, even if empty
-	err := s.Print(asJSON, out, func() { printPlan(s.Out, out) })
+	err := planDoc.Print(s, asJSON, out, func() { printPlan(s.Out, out) })
 	if err == nil && detailed && len(out.Changes) > 0 {
 		return &term.ExitError{Code: exitChanges}
 	}

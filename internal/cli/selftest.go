@@ -47,11 +47,11 @@ Exit code 1 also means that no slot could be tried.`,
 			if verbose {
 				how = everyCheck
 			}
-			return term.ExitUnless(escaped(report) == doctor.OK, s.Print(asJSON, report, func() { printSelftest(s.Out, report, how) }))
+			return term.ExitUnless(escaped(report) == doctor.OK, doctorDoc.Print(s, asJSON, report, func() { printSelftest(s.Out, report, how) }))
 		},
 	}
 	cmd.Flags().IntSliceVar(&slots, "slot", nil, "number of a slot to try; may be repeated (default: all)")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, as kbnode doctor does")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON, as kbnode doctor does", doctorDoc)
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "list each slot")
 	return cmd
 }

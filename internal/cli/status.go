@@ -51,7 +51,7 @@ not a node.`,
 				if err != nil {
 					return err
 				}
-				err = s.Print(asJSON, st, func() {
+				err = statusDoc.Print(s, asJSON, st, func() {
 					switch {
 					case watch && term.Cursor(s.Out) > 0:
 						term.Printf(s.Out, term.ClearScreen)
@@ -70,7 +70,7 @@ not a node.`,
 		},
 	}
 	recordedFlag(cmd.Flags(), &root)
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", statusDoc)
 	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds, until interrupted")
 	return cmd
 }

@@ -73,7 +73,7 @@ Exit code 1 if an attack won or was not tried, 2 if the honest submission does n
 			return f.run(cmd.Context(), s, args)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, cheatsDoc, attacksDoc)
 	fl := cmd.Flags()
 	addProblem(fl, &f.problem, e2e.DefaultProblem)
 	fl.StringVar(&f.corpus, "corpus", "", "directory with more attacks, each a file NAME.py")
@@ -90,7 +90,7 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 		return term.Usage(err)
 	}
 	if f.list {
-		return s.Print(f.asJSON, corpus.Attacks, func() { printCorpus(s, corpus) })
+		return attacksDoc.Print(s, f.asJSON, attackList{corpus.Attacks}, func() { printCorpus(s, corpus) })
 	}
 	if f.jobs < 0 || f.jobs > maxLocalJobs {
 		return term.Usagef("--jobs %d: write 1 to %d", f.jobs, maxLocalJobs)
@@ -141,7 +141,7 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	if err != nil {
 		return err
 	}
-	return term.ExitUnless(report.OK, s.Print(f.asJSON, report, func() { printCheats(s, report) }))
+	return term.ExitUnless(report.OK, cheatsDoc.Print(s, f.asJSON, report, func() { printCheats(s, report) }))
 }
 
 // atOnce returns how many evaluations run at once. Those that share a GPU would disturb each other.

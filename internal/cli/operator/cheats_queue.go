@@ -41,7 +41,7 @@ func (f *cheatFlags) onQueue(ctx context.Context, s term.Streams, o *arena.Optio
 		}
 		f.warnShort(s, need, submit.Limits{})
 		all := f.requests(j)
-		return nil, nil, s.Print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
+		return nil, nil, requestsDoc.Print(s, f.asJSON, requestList{all}, func() { printRequests(s.Out, all) })
 	}
 	client, err := f.api.Client(s, nil)
 	if err != nil {

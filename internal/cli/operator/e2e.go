@@ -50,7 +50,7 @@ and, to see that the queue's steps have time, read_pipelines.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
-	f.add(cmd)
+	f.add(cmd, e2eDoc)
 	fl := cmd.Flags()
 	fl.StringVar(&f.o.Mode, "mode", "leaderboard", "mode of evaluation: "+strings.Join(e2e.Modes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(e2e.Modes, cobra.ShellCompDirectiveNoFileComp))
@@ -90,7 +90,7 @@ func (f *e2eFlags) run(ctx context.Context, s term.Streams, args []string) error
 	o.On = e2eProgress(s)
 	o.Log = func(why string) { s.Progress("%s", text.Line(why, 300)) }
 	report := e2e.Run(ctx, client, o)
-	return term.ExitUnless(report.OK, s.Print(f.asJSON, report, func() { printE2E(s, report) }))
+	return term.ExitUnless(report.OK, e2eDoc.Print(s, f.asJSON, report, func() { printE2E(s, report) }))
 }
 
 // options returns what the flags ask for. Its error says everything that is wrong with them.
@@ -157,7 +157,7 @@ func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
 
 // show prints the requests that would be sent. It does not ask how many agents there are.
 func (f *e2eFlags) show(s term.Streams, o e2e.Options) error {
-	var all []map[string]any
+	var all []request
 	for _, part := range e2e.Parts {
 		if !slices.Contains(o.Parts, part) {
 			continue
@@ -171,7 +171,7 @@ func (f *e2eFlags) show(s term.Streams, o e2e.Options) error {
 		}
 		all = append(all, f.requests(jobs...)...)
 	}
-	return s.Print(f.asJSON, all, func() { printRequests(s.Out, all) })
+	return requestsDoc.Print(s, f.asJSON, requestList{all}, func() { printRequests(s.Out, all) })
 }
 
 // e2eProgress returns a function that writes a line whenever a job changes.

@@ -61,7 +61,7 @@ Exit code 1 if no agent is connected.`,
 	}
 	q.api.add(cmd)
 	fl := cmd.Flags()
-	fl.BoolVar(&q.asJSON, "json", false, "print JSON")
+	term.JSONFlag(fl, &q.asJSON, "print JSON", queueDoc)
 	fl.BoolVar(&q.agents, "agents", false, "show a line per agent, with its job")
 	fl.BoolVar(&q.watch, "watch", false, "refresh every 15 seconds, until interrupted")
 	fl.StringVar(&q.node, "node", "", "show only nodes with such a name; * and ? stand for other characters")
@@ -120,7 +120,7 @@ func (q *queueCommand) run(ctx context.Context) error {
 			q.s.Warn("%v", err)
 		}
 		q.filter(&report)
-		err = q.s.Print(q.asJSON, report, func() {
+		err = queueDoc.Print(q.s, q.asJSON, report, func() {
 			switch {
 			case q.watch && term.Cursor(q.s.Out) > 0:
 				term.Printf(q.s.Out, term.ClearScreen)

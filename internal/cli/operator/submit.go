@@ -62,7 +62,7 @@ that its steps have time, read_agents and read_pipelines.`,
 			return f.run(cmd.Context(), s, args)
 		},
 	}
-	f.add(cmd)
+	f.add(cmd, submitDoc)
 	fl := cmd.Flags()
 	addProblem(fl, &f.problem, "")
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, and send nothing")
@@ -99,7 +99,7 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if f.dryRun {
 		f.warnShort(s, f.need, submit.Limits{})
 		all := f.requests(j)
-		return s.Print(f.asJSON, all[0], func() { printRequests(s.Out, all) })
+		return requestsDoc.Print(s, f.asJSON, requestList{all}, func() { printRequests(s.Out, all) })
 	}
 	p := NewSubmitProgress(term.NewProgress(s))
 	defer p.Stop()
@@ -160,7 +160,7 @@ func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []strin
 
 // show prints an outcome, and writes the result's file.
 func (f *submitFlags) show(s term.Streams, out submit.Outcome) error {
-	err := s.Print(f.asJSON, out, func() { printOutcome(s, out) })
+	err := submitDoc.Print(s, f.asJSON, out, func() { printOutcome(s, out) })
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))

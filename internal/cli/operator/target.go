@@ -33,7 +33,7 @@ type targetFlags struct {
 	dryRun, asJSON bool
 }
 
-func (t *targetFlags) add(cmd *cobra.Command) {
+func (t *targetFlags) add(cmd *cobra.Command, documents ...term.Described) {
 	t.api.add(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&t.Queue, "queue", "", "Buildkite queue of the agents (default: that of --gpu)")
@@ -48,7 +48,7 @@ func (t *targetFlags) add(cmd *cobra.Command) {
 	fl.DurationVar(&t.QueueTime, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
 	fl.BoolVar(&t.Force, "force", false, "create builds even if the queue has no agent or the name of other GPUs")
 	fl.BoolVar(&t.dryRun, "dry-run", false, "print the requests, and send nothing")
-	fl.BoolVar(&t.asJSON, "json", false, "print JSON")
+	term.JSONFlag(fl, &t.asJSON, "print JSON", append(documents, requestsDoc)...)
 }
 
 // resolve fills in what follows from other flags and the environment. Its error says everything
@@ -68,12 +68,12 @@ func pipelineOf(flag string) string {
 	return cmp.Or(flag, os.Getenv("BUILDKITE_PIPELINE"), defaultPipeline)
 }
 
-func (t *targetFlags) requests(jobs ...submit.Job) (all []map[string]any) {
+func (t *targetFlags) requests(jobs ...submit.Job) (all []request) {
 	org := cmp.Or(t.api.Org, os.Getenv("BUILDKITE_ORG"), "ORG")
 	at := fmt.Sprintf("%s/v2/organizations/%s/pipelines/%s/builds", buildkite.BaseURL(os.Getenv("BUILDKITE_API_URL")), org, t.Pipeline)
 	for _, j := range jobs {
 		j.Build.MetaData = map[string]string{buildkite.RunIDKey: j.RunID}
-		all = append(all, map[string]any{"method": "POST", "url": at, "body": j.Build})
+		all = append(all, request{"POST", at, j.Build})
 	}
 	return all
 }
@@ -110,21 +110,20 @@ func (t *targetFlags) warnShort(s term.Streams, need time.Duration, l submit.Lim
 
 // printRequests prints requests whole, but on a terminal only the size of a payload, which no one reads and
 // which fills the screen.
-func printRequests(w io.Writer, requests []map[string]any) {
+func printRequests(w io.Writer, requests []request) {
 	_, screen := term.Terminal(w)
 	for _, r := range requests {
-		body, ok := r["body"].(buildkite.NewBuild)
-		if ok && screen {
+		body := r.Body
+		if screen {
 			body.Env = maps.Clone(body.Env)
 			for name, value := range body.Env {
 				if payload.IsVar(name) {
 					body.Env[name] = "(" + grouped(len(value)) + " bytes)"
 				}
 			}
-			r["body"] = body
 		}
-		term.Verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r["url"]))
-		_ = term.PrintJSON(w, r["body"]) // w keeps the error
+		term.Verbatim(w, fmt.Sprintf("POST %s\nAuthorization: Bearer (hidden)\nContent-Type: application/json\n\n", r.URL))
+		_ = term.PrintJSON(w, body) // w keeps the error
 	}
 }
 

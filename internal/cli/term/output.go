@@ -50,15 +50,6 @@ func PrintWarnings(w io.Writer, warnings []string) {
 	}
 }
 
-// Print writes the answer of a command: v with --json, and what people read without.
-func (s Streams) Print(asJSON bool, v any, people func()) error {
-	if asJSON {
-		return PrintJSON(s.Out, v)
-	}
-	people()
-	return nil
-}
-
 // ExitUnless returns err or, if there is none, the exit code for an answer that is no.
 func ExitUnless(yes bool, err error) error {
 	if err == nil && !yes {

@@ -16,12 +16,13 @@ import (
 
 // Attack is a file of a corpus: Python that surrounds an honest submission.
 type Attack struct {
-	Name, Kind string
-	Tries      string // what it does, as a sentence without a subject
-	Source     string // where it was published
-	Wrong      bool   // its output is knowingly wrong
-	Needs      Needs
-	Code       string
+	Name   string `json:"name"`
+	Kind   string `json:"kind"`
+	Tries  string `json:"tries"`  // what it does, as a sentence without a subject
+	Source string `json:"source"` // where it was published
+	Wrong  bool   `json:"wrong"`  // its output is knowingly wrong
+	Needs  Needs  `json:"needs,omitempty"`
+	Code   string `json:"code"`
 }
 
 // Needs is what must be on the machine for an attack to make sense.
