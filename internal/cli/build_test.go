@@ -276,11 +276,15 @@ func TestE2EDryRun(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	r = kbnode(t, "e2e", "--queue", "b200", "--dry-run", "--inline-steps", "--json")
-	var all []struct {
-		Method, URL string
-		Body        struct{ Steps []any }
+	var printed struct {
+		Requests []struct {
+			Method, URL string
+			Body        struct{ Steps []any }
+		}
 	}
-	if err := json.Unmarshal([]byte(r.out), &all); err != nil || len(all) != 8 || !strings.Contains(r.err, "one of these for each agent") {
+	err := json.Unmarshal([]byte(r.out), &printed)
+	all := printed.Requests
+	if err != nil || len(all) != 8 || !strings.Contains(r.err, "one of these for each agent") {
 		t.Errorf("%v, %d, %s", err, len(all), r.err)
 	}
 	for _, one := range all {

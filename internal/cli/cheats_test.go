@@ -58,6 +58,9 @@ func TestCheatsRefused(t *testing.T) {
 	if again := "; fix it, or name another one; to see all of it: kbnode evaluate --problem " + judged + " --mode leaderboard " + wrong + "\n"; r.code != 2 || !strings.Contains(r.err, want) || !strings.Contains(r.err, again) {
 		t.Errorf("exit code %d, %s", r.code, r.err)
 	}
+	if r := kbnode(t, "e2e", "cheats", "--list", "--json"); r.code != 0 || !strings.Contains(r.out, `"name": "clock_c_function"`) {
+		t.Errorf("exit code %d: %s", r.code, r.err)
+	}
 	if r := kbnode(t, "e2e", "cheats", "--list"); r.code != 0 || !strings.Contains(r.out, "clock_c_function") {
 		t.Errorf("--list: %+v", r)
 	}

@@ -3,17 +3,23 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	outcome "github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/test/must"
 )
 
 // foreign are the commands whose JSON others define: result.json is kernelbot's, and a pipeline Buildkite's.
@@ -78,7 +84,6 @@ func checkJSON(t testing.TB, args []string, out string) {
 			}
 			err := s.Validate(doc)
 			if err == nil {
-				seenDocuments.Store(name, true)
 				wrong = nil
 				break
 			}
@@ -89,9 +94,6 @@ func checkJSON(t testing.TB, args []string, out string) {
 		}
 	}
 }
-
-// seenDocuments has the names of the documents that checkJSON saw.
-var seenDocuments sync.Map
 
 func isForeign(cmd *cobra.Command) bool {
 	return slices.ContainsFunc(foreign, func(name string) bool {
@@ -129,4 +131,72 @@ func TestJSONFlags(t *testing.T) {
 	if len(unused) > 0 || commands < 15 || known < commands-5 {
 		t.Errorf("%d commands; no command prints %v", commands, unused)
 	}
+}
+
+// TestDocuments prints each document, empty and with all that it may have, and compares it with its schema.
+func TestDocuments(t *testing.T) {
+	t.Parallel()
+	schemas, err := schemaOf()
+	must.Do(t, err)
+	for _, d := range Documents() {
+		name, version, typ := d.Describe()
+		for _, v := range []reflect.Value{filled(typ, false), filled(typ, true)} {
+			var out bytes.Buffer
+			reflect.ValueOf(d).MethodByName("Line").Call([]reflect.Value{reflect.ValueOf(&out), v})
+			text := out.String()
+			if !term.HasSchema(typ) && !strings.HasPrefix(text, fmt.Sprintf(`{"schema":%d`, version)) || strings.Count(text, "\n") != 1 {
+				t.Errorf("%s is printed as %.200s", name, text)
+			}
+			if term.HasSchema(typ) { // that of the filled value is any number
+				text = regexp.MustCompile(`"schema":[0-9]+`).ReplaceAllString(text, fmt.Sprintf(`"schema":%d`, version))
+			}
+			doc, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+			must.Do(t, err)
+			if err := schemas[name].Validate(doc); err != nil {
+				t.Errorf("%v\n%s", err, text)
+			}
+		}
+	}
+}
+
+// filled returns a value whose lists are not nil, and with all, one in which nothing is left out.
+func filled(t reflect.Type, all bool) reflect.Value {
+	v := reflect.New(t).Elem()
+	switch t.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(t.Elem()))
+		v.Elem().Set(filled(t.Elem(), all))
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(t, 0, 1))
+		if all {
+			v.Set(reflect.Append(v, filled(t.Elem(), all)))
+		}
+	case reflect.Map:
+		v.Set(reflect.MakeMap(t))
+		if all {
+			v.SetMapIndex(filled(t.Key(), all), filled(t.Elem(), all))
+		}
+	case reflect.Struct:
+		if t == reflect.TypeFor[time.Time]() {
+			return reflect.ValueOf(time.Unix(1e9, 0))
+		}
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if f.IsExported() && (all || f.Type.Kind() != reflect.Pointer || f.Anonymous) && f.Tag.Get("json") != "-" && f.Type != reflect.TypeFor[*outcome.Result]() {
+				v.Field(i).Set(filled(f.Type, all))
+			}
+		}
+	case reflect.Interface:
+	case reflect.String:
+		v.SetString("x")
+	case reflect.Bool:
+		v.SetBool(all)
+	case reflect.Float32, reflect.Float64:
+		v.SetFloat(1.5)
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64, reflect.Uint:
+		v.SetUint(1)
+	default:
+		v.SetInt(1)
+	}
+	return v
 }

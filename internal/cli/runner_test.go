@@ -247,11 +247,13 @@ func TestSubmitArch(t *testing.T) {
 		"--queue b200 --arch 100a":           `"arch":"100a"`,
 	} {
 		r := kbnode(t, append([]string{"submit", "--dry-run", "--json", "--eval", "../evaluate/task/testdata/copy_cuda"}, strings.Fields(args)...)...)
-		var request struct {
-			Body struct{ Env map[string]string }
+		var printed struct {
+			Requests [1]struct {
+				Body struct{ Env map[string]string }
+			}
 		}
-		err := json.Unmarshal([]byte(r.out), &request)
-		text, err2 := payload.Inflate(request.Body.Env[payload.Var])
+		err := json.Unmarshal([]byte(r.out), &printed)
+		text, err2 := payload.Inflate(printed.Requests[0].Body.Env[payload.Var])
 		if err != nil || err2 != nil || !strings.Contains(text, want) {
 			t.Errorf("%s: %v, %v, %q, want %s", args, err, err2, r.err, want)
 		}
