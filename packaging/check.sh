@@ -67,6 +67,13 @@ for arch in amd64 arm64; do
 	for schema in "$work/$arch.tar/config.schema.json" "$root/usr/share/kbnode/config.schema.json"; do
 		cmp ../packaging/config.schema.json "$schema" || wrong "$schema is not the schema in packaging"
 	done
+	for schemas in "$work/$arch.tar/schemas" "$root/usr/share/kbnode/schemas"; do
+		diff -r ../packaging/schemas "$schemas" || wrong "$schemas are not the schemas in packaging"
+	done
+	for part in ansible cloud-init; do
+		diff -r "../packaging/$part" "$root/usr/share/kbnode/$part" || wrong "$part in the .deb for $arch is not the one in packaging"
+	done
+	diff <(cd ../docs && ls ./*.md) <(cd "$root/usr/share/doc/kbnode" && ls ./*.md) || wrong "the .deb for $arch lacks pages"
 	for examples in "$work/$arch.tar/examples" "$root/usr/share/doc/kbnode/examples"; do
 		diff <(cd ../examples && find . -type f ! -name '*.go' ! -path './testdata/*' ! -path './machines/*' ! -path '*/__pycache__/*' | sort | xargs sha256sum) \
 			<(cd "$examples" && find . -type f ! -name config.yaml | sort | xargs sha256sum) || wrong "$examples are not the examples"

@@ -1,5 +1,5 @@
 // Command gen writes what packages install besides kbnode: its manual pages, completions for
-// three shells, and the changelog of a .deb. It is a separate program because the code that
+// three shells, the pages of docs, and the changelog of a .deb. It is a separate program because the code that
 // writes manual pages does not belong in a binary on servers.
 package main
 
@@ -28,7 +28,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "gen: no directory is given; write gen --version VERSION --date DATE DIR")
 		os.Exit(2)
 	}
-	if err := write(flag.Arg(0), *version, *date); err != nil {
+	if err := write(".", flag.Arg(0), *version, *date); err != nil {
 		fmt.Fprintln(os.Stderr, "gen:", err)
 		os.Exit(1)
 	}
@@ -42,9 +42,9 @@ const changes = `kbnode (%s) unstable; urgency=medium
  -- kbnode authors <gpu-mode@users.noreply.github.com>  %s
 `
 
-// write writes man/, completions/ and changelog below dir. The same commands, version and date
+// write writes man/, completions/, docs/ and changelog below dir, from the repository in source. The same commands, version and date
 // give the same bytes.
-func write(dir, version, date string) error {
+func write(source, dir, version, date string) error {
 	when, err := time.Parse(time.RFC3339, date)
 	if err != nil {
 		return fmt.Errorf("read --date: %w", err)
@@ -68,6 +68,9 @@ func write(dir, version, date string) error {
 	changelog := fmt.Sprintf(changes, strings.Replace(version, "-", "~", 1), when.UTC().Format(time.RFC1123Z))
 	if err := os.WriteFile(filepath.Join(dir, "changelog"), []byte(changelog), 0o644); err != nil { //nolint:gosec // to be packed
 		return fmt.Errorf("write changelog: %w", err)
+	}
+	if err := readable(filepath.Join(source, "docs"), filepath.Join(dir, "docs"), version); err != nil {
+		return fmt.Errorf("write pages: %w", err)
 	}
 	explain(root)
 	when = when.UTC()

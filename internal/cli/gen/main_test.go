@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/cli"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -16,7 +17,7 @@ import (
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for _, pattern := range []string{"man/*", "completions/*", "changelog"} {
+	for _, pattern := range []string{"man/*", "completions/*", "docs/*", "changelog"} {
 		names, err := filepath.Glob(filepath.Join(dir, pattern))
 		must.Do(t, err)
 		for _, name := range names {
@@ -33,7 +34,7 @@ func TestWrite(t *testing.T) {
 	const date = "2026-11-22T23:30:00-05:00"
 	a, b := t.TempDir(), t.TempDir()
 	for _, dir := range []string{a, a, b} {
-		must.Do(t, write(dir, "1.2.3-rc.1", date))
+		must.Do(t, write(source, dir, "1.2.3-rc.1", date))
 	}
 	got := tree(t, a)
 	must.Equal(t, got, tree(t, b))
@@ -69,7 +70,62 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%s has what is for no reader, or emphasis that nobody wrote:\n%s", name, text)
 		}
 	}
-	if err := write(t.TempDir(), "1.2.3", ""); err == nil {
+	if err := write(source, t.TempDir(), "1.2.3", ""); err == nil {
 		t.Error("a build without a date is taken")
+	}
+}
+
+// TestPageLinks follows the links of the installed pages.
+func TestPageLinks(t *testing.T) {
+	t.Parallel()
+	const where = "/usr/share/doc/kbnode"
+	var conf struct {
+		NFPMs []struct{ Contents []struct{ Src, Dst string } }
+	}
+	must.Do(t, yaml.Unmarshal([]byte(must.Read(t, source+"/.goreleaser.yaml")), &conf))
+	there := map[string]bool{}
+	add := func(name string) {
+		for ; name != "/"; name = filepath.Dir(name) {
+			there[name] = true
+		}
+	}
+	for _, c := range conf.NFPMs[0].Contents {
+		files, err := filepath.Glob(filepath.Join(source, c.Src))
+		must.Do(t, err)
+		for _, file := range files {
+			if strings.HasSuffix(c.Dst, "/") {
+				add(c.Dst + filepath.Base(file))
+			} else {
+				add(c.Dst)
+			}
+		}
+	}
+	for version, at := range map[string]string{"1.2.3": repository + "v1.2.3/", "1.2.3-rc.1": repository + "v1.2.3-rc.1/", "1.2.4-dev.1790000000": repository + "main/"} {
+		dir := filepath.Join(t.TempDir(), "docs")
+		must.Do(t, readable(source+"/docs", dir, version))
+		pages, err := filepath.Glob(dir + "/*.md")
+		must.Do(t, err)
+		for _, page := range pages {
+			add(where + "/" + filepath.Base(page))
+		}
+		local := 0
+		for _, page := range pages {
+			for _, m := range link.FindAllStringSubmatch(must.Read(t, page), -1) {
+				to := m[2]
+				if rest, ok := strings.CutPrefix(to, at); ok {
+					if _, err := os.Stat(filepath.Join(source, rest)); err != nil {
+						t.Errorf("%s: %v", page, err)
+					}
+				} else if !strings.Contains(to, ":") {
+					local++
+					if !there[filepath.Join(where, to)] {
+						t.Errorf("%s: packages have no %s", page, to)
+					}
+				}
+			}
+		}
+		if local < 100 {
+			t.Errorf("%d links stay on the machine", local)
+		}
 	}
 }
