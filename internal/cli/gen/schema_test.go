@@ -127,7 +127,8 @@ func (w *writer) object(t reflect.Type) *schema {
 		}
 		owner := t
 		for _, i := range f.Index[:len(f.Index)-1] { // through embedded types
-			if owner = owner.Field(i).Type; owner.Kind() == reflect.Pointer {
+			owner = owner.Field(i).Type
+			if owner.Kind() == reflect.Pointer {
 				owner = owner.Elem()
 			}
 		}
