@@ -215,9 +215,10 @@ func TestSubmitDryRun(t *testing.T) {
 	t.Setenv("BUILDKITE_API_TOKEN", "bkua_secret")
 	r := kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--org", "gpu-mode")
 	must.Contain(t, r.out, "POST https://api.buildkite.com/v2/organizations/gpu-mode/pipelines/kernelbot/builds\nAuthorization: Bearer (hidden)\n", `"KERNELBOT_QUEUE": "b200"`, `"run_id": "kbnode-`, `"steps": [`)
-	if r.code != 0 || strings.Contains(r.out, "secret") {
+	if r.code != 0 || strings.Contains(r.out, "secret") || strings.Contains(r.out, `"priority"`) {
 		t.Errorf("%+v", r)
 	}
+	must.Contain(t, kbnode(t, "submit", "--queue", "b200", "--hello", "--dry-run", "--inline-steps", "--priority", "-3").out, `"priority": -3`)
 }
 
 // TestDryRunOnATerminal checks that a screen shows the size of a payload, and a pipe and --json all of it.

@@ -24,9 +24,9 @@ const noGPU = "none"
 
 type pipelineFlags struct {
 	queue, image, timeout, label, vendor, profile, root string
-	index                                               int
+	index, priority                                     int
 	agents                                              []string
-	asJSON                                              bool
+	admin, asJSON                                       bool
 }
 
 func newPipeline(s term.Streams) *cobra.Command {
@@ -53,6 +53,8 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 	fl.StringVar(&f.label, "label", "", "label of the step (default: what it does and where)")
 	fl.StringVar(&f.vendor, "vendor", "", "vendor of the GPUs: nvidia, amd or none (default: this node's)")
 	fl.StringVar(&f.profile, "profile", "", "strict or compatible profile (default: strict for evaluations)")
+	fl.IntVar(&f.priority, "priority", 0, "of the job: of those that wait, the highest runs first")
+	fl.BoolVar(&f.admin, "admin", false, "for verification runs, which go before submissions: --priority "+strconv.Itoa(pipeline.AdminPriority))
 	fl.BoolVar(&f.asJSON, "json", false, "print JSON")
 	fl.StringVar(&f.root, "root", "/", "read a node from this directory or capture")
 	for _, kind := range pipeline.Kinds {
@@ -91,6 +93,12 @@ func (f *pipelineFlags) options(s term.Streams) (pipeline.Options, error) {
 	o := pipeline.Options{Agents: map[string]string{}, Label: f.label, Profile: f.profile}
 	var errs []error
 	var err error
+	o.Priority = f.priority
+	if f.admin && f.priority != 0 {
+		errs = append(errs, fmt.Errorf("--admin is --priority %d; leave out one of them", pipeline.AdminPriority))
+	} else if f.admin {
+		o.Priority = pipeline.AdminPriority
+	}
 	if o.Timeout, err = wholeMinutes(f.timeout); err != nil {
 		errs = append(errs, err)
 	}

@@ -96,6 +96,9 @@ func TestPipelineElsewhere(t *testing.T) {
 	printed(t, "eval", pipeline.Options{}, "--root", none)
 	printed(t, "eval", pipeline.Options{AMD: true, Agents: map[string]string{"gpu-index": "0"}}, "--root", none, "--vendor", "amd", "--gpu-index", "0")
 
+	printed(t, "eval", pipeline.Options{Priority: pipeline.AdminPriority}, "--root", none, "--admin")
+	printed(t, "eval", pipeline.Options{Priority: -2}, "--root", none, "--priority", "-2")
+
 	configured := t.TempDir() // but not installed
 	must.Write(t, configured, plan.ConfigPath, "queue: h100\n")
 	printed(t, "eval", pipeline.Options{Queue: "h100", Image: config.DefaultImage}, "--root", configured)

@@ -26,6 +26,7 @@ type step struct {
 type fields struct {
 	Agents        rules  `yaml:"agents"`
 	Timeout       number `yaml:"timeout_in_minutes"` // 0 is none
+	Priority      int    `yaml:"priority"`           // Buildkite refuses a text
 	ArtifactPaths list   `yaml:"artifact_paths"`
 	Retry         struct {
 		Automatic retryRules `yaml:"automatic"`

@@ -39,6 +39,31 @@ steps:
 	must.Equal(t, want, got)
 }
 
+// TestPriority checks that an agent gets the job with the highest priority, then the oldest, and that a priority is a number.
+func TestPriority(t *testing.T) {
+	t.Parallel()
+	s := New(Options{})
+	submit := func(priority string, env map[string]string) error {
+		_, err := s.Submit(NewBuild{Env: env, Steps: "steps: [{command: x, label: 'of " + priority + "', agents: {queue: q}, priority: " + priority + "}]"})
+		return err
+	}
+	for _, priority := range []string{"-1", "0", "100", "0", "100"} {
+		must.Do(t, submit(priority, nil))
+	}
+	must.Err(t, submit(`"${P}"`, map[string]string{"P": "7"}), "cannot unmarshal !!str `7` into int")
+	var got []string
+	for j := s.next(&agent{}); j != nil; j = s.next(&agent{}) {
+		t.Fatal("an agent of another queue gets", j.Name)
+	}
+	a := &agent{}
+	a.MetaData = []string{"queue=q"}
+	for j := s.next(a); j != nil; j = s.next(a) {
+		j.State = "running"
+		got = append(got, fmt.Sprint(j.Name, " in build ", j.build.Number))
+	}
+	must.Equal(t, []string{"of 100 in build 3", "of 100 in build 5", "of 0 in build 2", "of 0 in build 4", "of -1 in build 1"}, got)
+}
+
 // TestRetryRules checks that exit status and reason of a rule must both match.
 func TestRetryRules(t *testing.T) {
 	t.Parallel()

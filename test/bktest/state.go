@@ -135,11 +135,12 @@ func (s *Server) addJob(b *build, st step) *job {
 	return j
 }
 
-// next returns the job that an idle agent gets, or nil.
+// next returns the job that an idle agent gets, or nil: of those with the highest priority, the oldest.
 func (s *Server) next(a *agent) *job {
 	if a.Paused || a.ignored {
 		return nil
 	}
+	var first *job
 	for _, b := range s.builds {
 		for _, j := range b.jobs {
 			paused := slices.ContainsFunc(j.step.Agents, func(rule string) bool {
@@ -147,12 +148,12 @@ func (s *Server) next(a *agent) *job {
 				_, paused := s.opts.Paused[queue]
 				return is && paused
 			})
-			if j.State == "scheduled" && !paused && matches(j.step.Agents, a.MetaData) {
-				return j
+			if j.State == "scheduled" && !paused && matches(j.step.Agents, a.MetaData) && (first == nil || j.step.Priority > first.step.Priority) {
+				first = j
 			}
 		}
 	}
-	return nil
+	return first
 }
 
 // sweep does what a real server does by the clock: it times out jobs and gives up silent

@@ -44,6 +44,7 @@ func (t *targetFlags) add(cmd *cobra.Command, documents ...term.Described) {
 	fl.StringVar(&t.Image, "image", "", "image of the job (default: the pipeline's)")
 	fl.BoolVar(&t.Inline, "inline-steps", false, "send the evaluation's steps with the build")
 	fl.StringVar(&t.Profile, "profile", "", "with --inline-steps: strict or compatible profile (default: strict)")
+	fl.IntVar(&t.Priority, "priority", 0, "with --inline-steps: of the jobs that wait, the highest runs first")
 	fl.DurationVar(&t.RunTime, "timeout", 0, "how long a job may run, such as 20m (default: depends on the job)")
 	fl.DurationVar(&t.QueueTime, "queue-timeout", 30*time.Minute, "how long it may wait for an agent")
 	fl.BoolVar(&t.Force, "force", false, "create builds even if the queue has no agent or the name of other GPUs")

@@ -42,6 +42,20 @@ const testTimeout = 15
 // maxTimeout bounds Options.Timeout in minutes: a week.
 const maxTimeout = 7 * 24 * 60
 
+// AdminPriority is that of verification runs, with room above and below. maxPriority bounds any, either way.
+const (
+	AdminPriority = 100
+	maxPriority   = 1000
+)
+
+// CheckPriority returns an error if a step should not have this priority.
+func CheckPriority(priority int) error {
+	if priority < -maxPriority || priority > maxPriority {
+		return fmt.Errorf("a priority of %d is out of range; give -%d to %[2]d", priority, maxPriority)
+	}
+	return nil
+}
+
 // Options are what differs between nodes. The zero value means any node with NVIDIA GPUs.
 type Options struct {
 	Queue   string            // "" means QueueVariable
@@ -51,6 +65,8 @@ type Options struct {
 	AMD     bool              // the GPUs are AMD's, or there are none
 	Profile string            // of the container, config.ProfileStrict or ProfileCompatible; "" means strict for evaluations
 	Label   string            // of the step; "" means one that says what it does and where
+	// Priority of the job among those that wait; 0 is Buildkite's default, and higher is sooner.
+	Priority int
 }
 
 // Pipeline is a pipeline's configuration. Buildkite also accepts it as JSON.
@@ -128,6 +144,7 @@ func (o Options) check() error {
 	if o.Timeout < 0 || o.Timeout > maxTimeout {
 		bad("a time limit of %d minutes is out of range; give 1 to %d", o.Timeout, maxTimeout)
 	}
+	errs = append(errs, CheckPriority(o.Priority))
 	if len(o.Label) > 200 || !utf8.ValidString(o.Label) || strings.ContainsAny(o.Label, `$\`) || !text.Plain(o.Label) {
 		bad("%.120q is not a label; write printable text without '$' and '\\', 200 bytes at most", o.Label)
 	}

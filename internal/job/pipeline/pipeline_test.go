@@ -27,6 +27,8 @@ var cases = []struct {
 	{"eval in the compatible profile", pipeline.Eval, pipeline.Options{Queue: "b200", Profile: config.ProfileCompatible}},
 	{"docker-test in the strict profile", pipeline.DockerTest, pipeline.Options{Queue: "b200", Profile: config.ProfileStrict}},
 	{"docker-test on AMD", pipeline.DockerTest, pipeline.Options{Queue: "mi300", Image: "kernelbot:latest", AMD: true}},
+	{"eval before others", pipeline.Eval, pipeline.Options{Queue: "b200", Priority: pipeline.AdminPriority}},
+	{"artifact-test after others", pipeline.ArtifactTest, pipeline.Options{Queue: "b200", Priority: -1}},
 	{"artifact-test on a node", pipeline.ArtifactTest, pipeline.Options{Queue: "1_000"}},
 }
 
@@ -71,6 +73,8 @@ func TestBuildRefuses(t *testing.T) {
 		{"eval", pipeline.Options{Image: "Upper"}, []string{"not the name of an image"}},
 		{"eval", pipeline.Options{Agents: map[string]string{"queue": "x", "a b": "c", "d": "$e", "f": "\u202e", "g": "\xff"}}, []string{"tag queue is already set", `"a b=c" is not a tag`, `"d=$e" is not a tag`, `"f=\u202e" is not a tag`, `"g=\xff" is not a tag`}},
 		{"eval", pipeline.Options{Timeout: 1 << 30}, []string{"out of range; give 1 to 10080"}},
+		{"eval", pipeline.Options{Priority: 1001}, []string{"a priority of 1001 is out of range; give -1000 to 1000"}},
+		{"eval", pipeline.Options{Priority: -1001}, []string{"a priority of -1001 is out of range"}},
 		{"eval", pipeline.Options{Profile: "Strict"}, []string{`"Strict" is not a profile; write strict or compatible`}},
 		{"eval", pipeline.Options{Label: "cost: $5"}, []string{"is not a label"}},
 		{"eval", pipeline.Options{Label: "a\x1b[2J"}, []string{`"a\x1b[2J" is not a label`}},

@@ -15,6 +15,8 @@ import (
 // The option gpus is NVIDIA's: Docker rejects it without their runtime or CDI. A slot's GPU is passed in
 // any case. Without init, the runner is process 1, which no submission can stop or inspect. Without tty, there
 // is no terminal that a submission could open.
+// The priority is a number: Buildkite refuses a variable there in the steps that it keeps for a pipeline
+// (https://github.com/buildkite/terraform-provider-buildkite/issues/219).
 // KBNODE_PROFILE asks a node for a profile, and has no effect elsewhere.
 //
 // The rules of retry (https://buildkite.com/docs/pipelines/configure/retry) list the failures that no
@@ -34,6 +36,9 @@ const layout = `# kbnode pipeline {{.Kind}}
     agents:
 {{- range $tag, $value := .Agents}}
       {{scalar $tag}}: {{quote $value}}
+{{- end}}
+{{- with .Priority}}
+    priority: {{.}}
 {{- end}}
 {{- if ne $.Kind "artifact-test"}}
     plugins:

@@ -28,6 +28,7 @@ type Target struct {
 	Image         string // "" means the pipeline's own
 	Inline        bool   // builds bring their steps, so that the pipeline needs none
 	Profile       string // of the job's container, with Inline; "" means strict
+	Priority      int    // of the job, with Inline; 0 is Buildkite's default
 	Force         bool   // GPU and Arch need not fit the queue
 	// QueueTime is how long a build may wait for an agent, and RunTime how long it may run,
 	// before it is canceled. Zero means no limit.
@@ -65,6 +66,10 @@ func (t *Target) Resolve() error {
 	if t.Profile != "" && !t.Inline {
 		errs = append(errs, errors.New("--profile needs --inline-steps; otherwise the pipeline's steps set the profile"))
 	}
+	if t.Priority != 0 && !t.Inline { // Buildkite takes no variable there in a pipeline's own steps
+		errs = append(errs, errors.New("--priority needs --inline-steps; otherwise the pipeline's steps set the priority, as kbnode pipeline --priority prints them"))
+	}
+	errs = append(errs, pipeline.CheckPriority(t.Priority))
 	if t.Inline {
 		t.Image = cmp.Or(t.Image, config.DefaultImage)
 	}
@@ -142,7 +147,7 @@ func (r Request) Job() (Job, error) {
 		Commit: "HEAD", Branch: cmp.Or(r.Branch, "main"), Message: r.Message, Env: env,
 	}}
 	if r.Inline {
-		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Timeout: r.Minutes()})
+		p, err := pipeline.Build(pipeline.Eval, pipeline.Options{Queue: r.Queue, Image: r.Image, AMD: r.AMD, Profile: r.Profile, Timeout: r.Minutes(), Priority: r.Priority})
 		if err != nil {
 			errs = append(errs, err)
 		} else {
