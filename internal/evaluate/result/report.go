@@ -67,38 +67,39 @@ func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
 	run, comp := ev.Run, ev.Compilation
 	if s.verdict == passed {
 		l.Line("%s: %s", s.name, s.outcome())
-		l.text("Standard output", run.Stdout)
-		l.text("Standard error", run.Stderr)
+		l.text("Standard output", run.Stdout, "runs."+s.name+".run.stdout", nil)
+		l.text("Standard error", run.Stderr, "runs."+s.name+".run.stderr", nil)
 		return
 	}
 	l.Group("+++", ":x:", s.name+": "+s.reason)
 	if run == nil || comp != nil && comp.ExitCode != 0 {
-		l.compilation(comp)
+		l.compilation(s.name, comp)
 	}
 	if run == nil {
 		return
 	}
 	l.Line("Command: %s", text.Line(run.Command, maxLine))
 	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
+	seen, at := &tracebacks{}, "runs."+s.name+".run."
 	for i, c := range s.failed.list {
 		l.Line("Failed: %s", c.title())
 		if i+1 == len(s.failed.list) || s.failed.list[i+1].message != c.message {
-			l.quote(c.message, messageRunes, messageLines)
+			l.quote(c.message, messageRunes, messageLines, at+"result", seen)
 		}
 	}
 	l.more(s.failed.more, "failed")
-	l.text("Standard error", run.Stderr)
-	l.text("Standard output", run.Stdout)
+	l.text("Standard error", run.Stderr, at+"stderr", seen)
+	l.text("Standard output", run.Stdout, at+"stdout", seen)
 }
 
-func (l *Log) compilation(c *Compilation) {
+func (l *Log) compilation(name string, c *Compilation) {
 	if c == nil {
 		return
 	}
 	l.Line("Compilation: %s", text.Line(c.Command, 5*maxLine))
 	l.Line("Exit code %d", c.ExitCode)
-	l.text("Standard error", c.Stderr)
-	l.text("Standard output", c.Stdout)
+	l.text("Standard error", c.Stderr, "runs."+name+".compilation.stderr", nil)
+	l.text("Standard output", c.Stdout, "runs."+name+".compilation.stdout", nil)
 }
 
 // more writes that a list goes on.
@@ -109,23 +110,27 @@ func (l *Log) more(n int, what string) {
 }
 
 // text writes a program's text under a title, unless it is blank.
-func (l *Log) text(title, s string) {
+func (l *Log) text(title, s, key string, seen *tracebacks) {
 	if strings.TrimSpace(s) != "" {
 		l.Line("%s:", title)
-		l.quote(s, outputRunes, outputRunes)
+		l.quote(s, outputRunes, outputRunes, key, seen)
 	}
 }
 
-// quote writes a program's text, bounded and with each line indented.
-func (l *Log) quote(s string, runes, lines int) {
+// quote writes a program's text, bounded and with each line indented. key is where result.json has all of it. Unless seen
+// is nil, tracebacks are short, and shown once.
+func (l *Log) quote(s string, runes, lines int, key string, seen *tracebacks) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
+	if seen != nil {
+		shown = seen.brief(shown)
+	}
 	var b strings.Builder
 	for line := range strings.SplitSeq(strings.TrimRight(shown, "\n"), "\n") {
 		b.WriteString("  " + strings.TrimRight(line, " \t\n") + "\n")
 	}
 	if cut || most < len(s) {
-		b.WriteString("  […] truncated; see result.json for the rest\n")
+		b.WriteString("  […] truncated; the rest is in " + key + " of result.json\n")
 	}
 	_, _ = io.WriteString(l.W, b.String())
 }

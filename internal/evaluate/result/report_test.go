@@ -22,7 +22,7 @@ func FuzzClean(f *testing.F) {
 			t.Errorf("%q became %q, and then %q", s, got, text.Block(got))
 		}
 		var b strings.Builder
-		(&Log{W: &b}).quote(s, runes, lines)
+		(&Log{W: &b}).quote(s, runes, lines, "k", nil)
 		got := b.String()
 		if n := strings.Count(got, "\n"); n > lines+1 || utf8.RuneCountInString(got) > runes+3*n+60 {
 			t.Errorf("%q within %d characters and %d lines is %q", s, runes, lines, got)
@@ -40,8 +40,8 @@ func FuzzClean(f *testing.F) {
 func TestLongTextsAreCut(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	(&Log{W: &b}).quote(strings.Repeat("x", 8<<20), 100, 10)
-	if want := "  " + strings.Repeat("x", 100) + "\n  […] truncated; see result.json for the rest\n"; b.String() != want {
+	(&Log{W: &b}).quote(strings.Repeat("x", 8<<20), 100, 10, "runs.test.run.stdout", nil)
+	if want := "  " + strings.Repeat("x", 100) + "\n  […] truncated; the rest is in runs.test.run.stdout of result.json\n"; b.String() != want {
 		t.Errorf("got %.400q", b.String())
 	}
 }

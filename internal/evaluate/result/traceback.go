@@ -1,0 +1,157 @@
+package result
+
+import (
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+// maxSource bounds the lines of source that Python shows of one call; more are output that looks like them.
+const maxSource = 12
+
+var (
+	// groupForm matches what Python draws before the lines of an exception group.
+	groupForm = lazy.Regexp(`^ *[|+] `)
+	frameForm = lazy.Regexp(`^  File "([^"]*)", line [0-9]+(, in )?`)
+	againForm = lazy.Regexp(`^  \[Previous line repeated ([0-9]{1,9}) more times?\]$`)
+	// packageForm matches files of Python and of packages.
+	packageForm = lazy.Regexp(`^<frozen |/(site|dist)-packages/|/lib(64)?/python3[0-9.]*/`)
+)
+
+// joints are what Python writes between two tracebacks of one exception.
+var joints = []string{
+	"The above exception was the direct cause of the following exception:",
+	"During handling of the above exception, another exception occurred:",
+}
+
+// tracebacks are those of Python that the report of an evaluation has shown. Anyone may have written them: what is
+// left out of a text is a call outside of the submission, where one inside is shown, or lines that were shown before.
+type tracebacks struct{ shown []string }
+
+// brief shortens the tracebacks in a text that is then shown, and says in brackets what it leaves out.
+func (t *tracebacks) brief(s string) string {
+	var b strings.Builder
+	again := 0
+	for i, part := range split(s) {
+		rest, known := part, false
+		if i > 0 {
+			rest, known = t.rest(part)
+		}
+		if known {
+			again++
+		}
+		if known && rest == "" {
+			continue
+		}
+		writeAgain(&b, again)
+		again = 0
+		if i == 0 || known {
+			b.WriteString(rest)
+			continue
+		}
+		t.shown = append(t.shown, strings.TrimRight(part, "\n")+"\n")
+		writeCalls(&b, part)
+	}
+	writeAgain(&b, again)
+	return b.String()
+}
+
+func writeAgain(b *strings.Builder, times int) {
+	if times > 0 {
+		fmt.Fprintf(b, "[the same traceback %s]\n", text.Count(times, "more time"))
+	}
+}
+
+// rest returns what a part has besides a traceback that was shown, and whether it has one.
+func (t *tracebacks) rest(part string) (string, bool) {
+	for _, shown := range t.shown {
+		// What is indented still belongs to the traceback, which is then another.
+		rest, ok := strings.CutPrefix(part, shown)
+		if ok && (rest == "" || !strings.HasPrefix(rest, " ") && strings.Contains(shown, "\n  ")) {
+			return strings.TrimLeft(rest, "\n"), true
+		}
+	}
+	return part, false
+}
+
+// split cuts a text before each traceback, which it leaves together with those of the exception's causes. The first part
+// is what comes before.
+func split(s string) []string {
+	parts, last := []string{""}, ""
+	for line := range strings.Lines(s + "\n") {
+		isJoint := false
+		for _, joint := range joints {
+			isJoint = isJoint || last == joint
+		}
+		trimmed := strings.TrimRight(line, "\n")
+		if body := strings.TrimPrefix(trimmed, "  + Exception Group "); !isJoint && body == "Traceback (most recent call last):" {
+			parts = append(parts, "")
+		}
+		parts[len(parts)-1] += line
+		if trimmed != "" {
+			last = trimmed
+		}
+	}
+	parts[len(parts)-1] = strings.TrimSuffix(parts[len(parts)-1], "\n")
+	for i := range parts { // a text need not end with its line
+		if parts[i] != "" && !strings.HasSuffix(parts[i], "\n") {
+			parts[i] += "\n"
+		}
+	}
+	return parts
+}
+
+// writeCalls writes a traceback, with its causes, without the calls outside of the submission. One that has no others
+// is written whole: it is the judge's.
+func writeCalls(b *strings.Builder, part string) {
+	var kept strings.Builder
+	var source, left int
+	var skip, inside, entered, own bool // entered: since the last header, the submission was called
+	for line := range strings.Lines(part) {
+		prefix := groupForm().FindString(line)
+		body := strings.TrimSuffix(line[len(prefix):], "\n")
+		frame, again := frameForm().FindStringSubmatch(body), againForm().FindStringSubmatch(body)
+		switch {
+		case strings.HasSuffix(body, "Traceback (most recent call last):"):
+			inside, entered, skip, source = true, false, false, 0
+		case !inside:
+		case frame != nil:
+			skip, source = frame[2] != "" && isOutside(frame[1], entered), 0
+			entered, own = entered || !skip, own || !skip
+			if skip {
+				left++
+			}
+		case skip && again != nil:
+			n, _ := strconv.Atoi(again[1])
+			left += n
+		case strings.HasPrefix(body, "    ") && source < maxSource:
+			source++
+		default: // the exception, or what only looks like a traceback
+			if left > 0 && !strings.HasPrefix(body, " ") {
+				fmt.Fprintf(&kept, "%s  [%s of the judge and of packages left out]\n", strings.Replace(prefix, "+", "|", 1), text.Count(left, "call"))
+				left = 0
+			}
+			skip, inside = false, strings.HasPrefix(body, " ")
+		}
+		if !skip {
+			kept.WriteString(line)
+		}
+	}
+	if left > 0 {
+		fmt.Fprintf(&kept, "  [%s of the judge and of packages left out]\n", text.Count(left, "call"))
+	}
+	if !own {
+		b.WriteString(part)
+		return
+	}
+	b.WriteString(kept.String())
+}
+
+// isOutside reports whether a file is not the submission's. Once that was entered, a file with the judge's name is its own.
+func isOutside(file string, entered bool) bool {
+	return !entered && (file == "<string>" || path.Base(file) == "eval.py") || packageForm().MatchString(file)
+}
