@@ -105,23 +105,40 @@ func split(s string) []string {
 	return parts
 }
 
-// writeCalls writes a traceback, with its causes, without the calls outside of the submission. One that has no others
-// is written whole: it is the judge's.
+// writeCalls writes a traceback and those of its causes without the calls outside of the submission. One that has no others
+// is written whole: it is the judge's, and what a submission wrote before must not make it shorter.
 func writeCalls(b *strings.Builder, part string) {
-	var kept strings.Builder
+	var whole, short strings.Builder // of the traceback since the last header
 	var source, left int
-	var skip, inside, entered, own bool // entered: since the last header, the submission was called
+	var skip, inside, entered bool // entered: the submission was called
+	sum := func(prefix string) {
+		if left > 0 {
+			fmt.Fprintf(&short, "%s  [%s of the judge and of packages left out]\n", prefix, text.Count(left, "call"))
+		}
+		left = 0
+	}
+	flush := func() {
+		sum("")
+		if entered {
+			b.WriteString(short.String())
+		} else {
+			b.WriteString(whole.String())
+		}
+		whole.Reset()
+		short.Reset()
+	}
 	for line := range strings.Lines(part) {
 		prefix := groupForm().FindString(line)
 		body := strings.TrimSuffix(line[len(prefix):], "\n")
 		frame, again := frameForm().FindStringSubmatch(body), againForm().FindStringSubmatch(body)
 		switch {
 		case strings.HasSuffix(body, "Traceback (most recent call last):"):
+			flush()
 			inside, entered, skip, source = true, false, false, 0
 		case !inside:
 		case frame != nil:
 			skip, source = frame[2] != "" && isOutside(frame[1], entered), 0
-			entered, own = entered || !skip, own || !skip
+			entered = entered || !skip
 			if skip {
 				left++
 			}
@@ -131,24 +148,17 @@ func writeCalls(b *strings.Builder, part string) {
 		case strings.HasPrefix(body, "    ") && source < maxSource:
 			source++
 		default: // the exception, or what only looks like a traceback
-			if left > 0 && !strings.HasPrefix(body, " ") {
-				fmt.Fprintf(&kept, "%s  [%s of the judge and of packages left out]\n", strings.Replace(prefix, "+", "|", 1), text.Count(left, "call"))
-				left = 0
+			inside, skip = strings.HasPrefix(body, " "), false
+			if !inside {
+				sum(strings.Replace(prefix, "+", "|", 1))
 			}
-			skip, inside = false, strings.HasPrefix(body, " ")
 		}
+		whole.WriteString(line)
 		if !skip {
-			kept.WriteString(line)
+			short.WriteString(line)
 		}
 	}
-	if left > 0 {
-		fmt.Fprintf(&kept, "  [%s of the judge and of packages left out]\n", text.Count(left, "call"))
-	}
-	if !own {
-		b.WriteString(part)
-		return
-	}
-	b.WriteString(kept.String())
+	flush()
 }
 
 // isOutside reports whether a file is not the submission's. Once that was entered, a file with the judge's name is its own.
