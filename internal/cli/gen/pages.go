@@ -42,7 +42,7 @@ func readable(from, to, version string) error {
 	}
 	errs := []error{err, os.RemoveAll(to), os.MkdirAll(to, 0o755)} //nolint:gosec // to be packed
 	for _, file := range files {
-		text, err := os.ReadFile(file) //nolint:gosec // of the repository
+		text, err := os.ReadFile(file)
 		page := link.ReplaceAllStringFunc(string(text), func(all string) string {
 			m := link.FindStringSubmatch(all)
 			return m[1] + target(m[2], at)
