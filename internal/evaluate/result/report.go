@@ -80,16 +80,16 @@ func (l *Log) Evaluation(s *Summary, ev *Evaluation) {
 	}
 	l.Line("Command: %s", text.Line(run.Command, maxLine))
 	l.Line("Exit code %d after %s", run.ExitCode, s.seconds)
-	seen, at := &tracebacks{}, "runs."+s.name+".run."
+	traces, at := &tracebacks{}, "runs."+s.name+".run."
 	for i, c := range s.failed.list {
 		l.Line("Failed: %s", c.title())
 		if i+1 == len(s.failed.list) || s.failed.list[i+1].message != c.message {
-			l.quote(c.message, messageRunes, messageLines, at+"result", seen)
+			l.quote(c.message, messageRunes, messageLines, at+"result", traces)
 		}
 	}
 	l.more(s.failed.more, "failed")
-	l.text("Standard error", run.Stderr, at+"stderr", seen)
-	l.text("Standard output", run.Stdout, at+"stdout", seen)
+	l.text("Standard error", run.Stderr, at+"stderr", traces)
+	l.text("Standard output", run.Stdout, at+"stdout", traces)
 }
 
 func (l *Log) compilation(name string, c *Compilation) {
@@ -110,20 +110,20 @@ func (l *Log) more(n int, what string) {
 }
 
 // text writes a program's text under a title, unless it is blank.
-func (l *Log) text(title, s, key string, seen *tracebacks) {
+func (l *Log) text(title, s, key string, traces *tracebacks) {
 	if strings.TrimSpace(s) != "" {
 		l.Line("%s:", title)
-		l.quote(s, outputRunes, outputRunes, key, seen)
+		l.quote(s, outputRunes, outputRunes, key, traces)
 	}
 }
 
-// quote writes a program's text, bounded and with each line indented. key is where result.json has all of it. Unless seen
+// quote writes a program's text, bounded and with each line indented. key is where result.json has all of it. Unless traces
 // is nil, tracebacks are short, and shown once.
-func (l *Log) quote(s string, runes, lines int, key string, seen *tracebacks) {
+func (l *Log) quote(s string, runes, lines int, key string, traces *tracebacks) {
 	most := min(len(s), 64*runes)
 	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
-	if seen != nil {
-		shown = seen.brief(shown)
+	if traces != nil {
+		shown = traces.brief(shown)
 	}
 	var b strings.Builder
 	for line := range strings.SplitSeq(strings.TrimRight(shown, "\n"), "\n") {
