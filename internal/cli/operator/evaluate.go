@@ -30,27 +30,46 @@ const exitNoResult = 3
 func NewEvaluate(s term.Streams) *cobra.Command {
 	var l localFlags
 	var o runner.Options
+	var c compareFlags
 	cmd := &cobra.Command{
-		Use:   "evaluate [SUBMISSION]",
-		Short: "Evaluate a submission on this machine, as a node would",
+		Use:   "evaluate [SUBMISSION [OTHER]]",
+		Short: "Evaluate a submission on this machine, or compare two",
 		Long: `Evaluate the file SUBMISSION (default: the problem's own) on this machine, as a node
 would in a job, and show the result.
 
-The problem is that of --problem, or else the directory of the submission, or this one,
+With two files, test both, evaluate them in turn in rounds, and say whether OTHER is
+faster: by how much, with 95 % intervals and a plot. Mode is benchmark or leaderboard.
+The number of rounds is fixed before the first one. Ctrl-C shows what is known so far.
+
+The problem is that of --problem, or else the directory of a submission, or this one,
 if it has a task.yml.
 
-Exit code 0 if the submission passed, 1 if it did not.`,
+Exit code 0 if the submission passed, 1 if it did not. Of two files, 0 if they were
+compared, whichever is faster.`,
 		Example: `  kbnode evaluate --problem prefix_python mine.py
-  kbnode evaluate ~/problems/sort/mine.py --mode leaderboard`,
-		Args: cobra.MaximumNArgs(1),
+  kbnode evaluate ~/problems/sort/mine.py --mode leaderboard
+  kbnode evaluate --problem prefix_python old.py new.py --plot times.svg`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 2 {
+				return term.Usagef("kbnode evaluate compares two files; leave out %s", text.ShellWord(text.Line(args[2], 60)))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := l.check(s, cmd, args); err != nil {
 				return err
+			}
+			if err := c.check(s, cmd, &l, args); err != nil {
+				return err
+			}
+			if len(args) == 2 {
+				return c.run(cmd.Context(), s, &l, args)
 			}
 			return l.run(cmd.Context(), s, o, args)
 		},
 	}
 	l.add(cmd)
+	c.add(cmd.Flags())
 	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: a temporary directory)")
 	return cmd
 }
@@ -64,7 +83,7 @@ func (l *localFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	addProblem(fl, &l.problem, "")
 	fl.StringVar(&l.mode, "mode", "test", "test, benchmark, leaderboard, private or profile")
-	fl.BoolVar(&l.asJSON, "json", false, "print result.json")
+	fl.BoolVar(&l.asJSON, "json", false, "print result.json, or a comparison as JSON")
 }
 
 // check completes the flags, or says what is wrong with them.
@@ -98,8 +117,8 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 // nearestProblem returns the directory with the problem of a submission, or "".
 func nearestProblem(args []string) string {
 	var dirs []string
-	if len(args) > 0 {
-		dirs = append(dirs, filepath.Dir(args[0]))
+	for _, file := range args {
+		dirs = append(dirs, filepath.Dir(file))
 	}
 	for _, dir := range append(dirs, ".") {
 		if isProblem(dir) {

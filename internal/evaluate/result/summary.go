@@ -239,13 +239,17 @@ func timeText(value string, digits int) string {
 	if err != nil || math.IsNaN(ns) || ns < 0 || ns > 1e18 {
 		return text.Line(value, 16)
 	}
+	return Span(ns, digits)
+}
+
+// Span formats nanoseconds with that many digits: "4.096 ms".
+func Span(ns float64, digits int) string {
 	if ns == 0 {
 		return "0 ns"
 	}
 	// Round first, so that 999.96 µs becomes 1.000 ms.
-	ns, err = strconv.ParseFloat(strconv.FormatFloat(ns, 'e', digits-1, 64), 64)
-	if err != nil {
-		return text.Line(value, 16)
+	if rounded, err := strconv.ParseFloat(strconv.FormatFloat(ns, 'e', digits-1, 64), 64); err == nil {
+		ns = rounded
 	}
 	unit := "ns"
 	for _, next := range []string{"µs", "ms", "s"} {
@@ -290,6 +294,9 @@ func verdictOf(r *Result, list []*Summary) (sentence string, ok bool) {
 	}
 	return "Passed: " + strings.Join(names, ", "), true
 }
+
+// Machine returns a line about what the job ran on.
+func (r *Result) Machine() string { return machine(r.System) }
 
 // machine returns a line about what the submission ran on.
 func machine(sys *System) string {

@@ -1,0 +1,105 @@
+package compare
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+// The picture, in pixels.
+const (
+	svgWidth  = 760
+	svgLeft   = 130 // of the axes
+	svgRight  = svgWidth - 30
+	svgHead   = 78  // above the first benchmark
+	svgPanel  = 150 // a benchmark
+	svgFoot   = 34
+	svgRow    = 40 // from one submission to the next
+	svgJitter = 10 // dots lie this far above and below their row
+	maxPanels = 64
+)
+
+// svgStyle has the colors for light and dark, which differ for the color-blind, too (Okabe and Ito).
+const svgStyle = `<style>
+svg { --back: #ffffff; --ink: #1f2328; --pale: #59636e; --rule: #d1d9e0; --a: #0072b2; --b: #d55e00; }
+@media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #f0f6fc; --pale: #9198a1; --rule: #3d444d; --a: #56b4e9; --b: #e69f00; } }
+text { font: 13px system-ui, sans-serif; fill: var(--ink); }
+.title { font-size: 17px; font-weight: 600; }
+.spec { font-weight: 600; }
+.pale { fill: var(--pale); }
+.rule { stroke: var(--rule); }
+.a { fill: var(--a); stroke: var(--a); }
+.b { fill: var(--b); stroke: var(--b); }
+text.a, text.b { stroke: none; }
+circle { fill-opacity: 0.55; stroke: none; }
+</style>
+`
+
+// SVG returns the comparison as a picture that needs no other file: for each benchmark the rounds' times as
+// dots, with the median and the interval of the mean.
+func (r *Report) SVG() string {
+	var b strings.Builder
+	panels := min(len(r.Benchmarks), maxPanels)
+	height := svgHead + svgPanel*panels + svgFoot
+	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	names := Label(r.Files, 16)
+	title := fmt.Sprintf("%s and %s on %s", names[0], names[1], r.Problem)
+	put(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`, svgWidth, height, xml(title))
+	b.WriteString(svgStyle)
+	put(`<rect width="100%%" height="100%%" style="fill: var(--back)"/>`)
+	put(`<text class="title" x="24" y="32">%s</text>`, xml(title))
+	says, _ := r.Conclusion(names)
+	put(`<text class="pale" x="24" y="54">%s</text>`, xml(says+", "+text.Count(len(r.Rounds), "round")+", mode "+r.Mode))
+	for i := range panels {
+		r.panel(put, i, float64(svgHead+svgPanel*i), names)
+	}
+	foot := fmt.Sprintf("a dot: the mean of a round; │ the median; ━ %.0f %% interval of the mean; verdicts come from the rounds' ratios", Level*100)
+	if more := len(r.Benchmarks) - panels; more > 0 {
+		foot = fmt.Sprintf("%s more; %s", text.Count(more, "benchmark"), foot)
+	}
+	put(`<text class="pale" x="24" y="%d">%s</text>`, height-14, xml(foot))
+	put(`</svg>`)
+	return b.String()
+}
+
+// panel draws a benchmark below top.
+func (r *Report) panel(put func(string, ...any), i int, top float64, names [2]string) {
+	bench := r.Benchmarks[i]
+	put(`<text class="spec" x="24" y="%.0f">%s</text>`, top+16, xml(text.Line(bench.Spec, 60)))
+	put(`<text x="%d" y="%.0f" text-anchor="end">%s</text>`, svgRight, top+16, xml(fmt.Sprintf("%s, %s", bench.Change(), bench.Verdict)))
+	a := newAxis(r.times(i), 5)
+	x := func(ns float64) float64 {
+		return svgLeft + min(max(a.at(ns), 0), 1)*(svgRight-svgLeft)
+	}
+	base := top + 34 + 2*svgRow
+	for _, t := range a.ticks {
+		put(`<line class="rule" x1="%.1f" x2="%[1]f" y1="%.0f" y2="%.0f"/>`, x(t), top+28, base)
+		put(`<text class="pale" x="%.1f" y="%.0f" text-anchor="middle">%s</text>`, x(t), base+16, a.label(t))
+	}
+	put(`<line class="rule" x1="%d" x2="%d" y1="%.0f" y2="%[3]f"/>`, svgLeft, svgRight, base)
+	put(`<text class="pale" x="24" y="%.0f">time, %s</text>`, base+16, a.unit)
+	for side, class := range []string{"a", "b"} {
+		y := top + 30 + svgRow*(float64(side)+0.5)
+		put(`<text class="%s" x="24" y="%.0f">%s</text>`, class, y+4, xml(names[side]))
+		times, middle := r.series(i, side)
+		for n, t := range times {
+			// The golden ratio spreads any number of dots evenly, in the order of the rounds.
+			_, part := math.Modf(float64(n) * math.Phi)
+			put(`<circle class="%s" cx="%.1f" cy="%.1f" r="3.5"><title>round %d: %s</title></circle>`, class, x(t), y+(2*part-1)*svgJitter, n+1, span(t))
+		}
+		put(`<line class="%s" x1="%.1f" x2="%[2]f" y1="%.1f" y2="%.1f" stroke-width="2"/>`, class, x(middle), y-14, y+14)
+		var logs []float64
+		for _, t := range times {
+			logs = append(logs, math.Log(t))
+		}
+		if d := difference(logs, Level); d.Low > 0 {
+			put(`<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%[4]f" stroke-width="4"/>`, class, x(d.Low), x(d.High), y)
+		}
+	}
+}
+
+// xml escapes a text for an element or an attribute. What XML forbids is not visible, and replaced.
+func xml(s string) string { return html.EscapeString(text.Line(s, 300)) }
