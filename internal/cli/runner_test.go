@@ -102,6 +102,53 @@ func TestRunnerProblem(t *testing.T) {
 	}
 }
 
+// TestCompare compares files with the problem's own submission, with a worse one, and with one that is wrong.
+func TestCompare(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	right := must.Read(t, "../../examples/prefix_python/submission.py")
+	own := must.Write(t, dir, "own.py", right)
+	slow := must.Write(t, dir, "slow.py", strings.Replace(right, "    return", "    list(accumulate(data))\n    return", 1))
+	never := must.Write(t, dir, "never.py", right+"import os\nif os.environ.get('POPCORN_FD') or True:\n    custom_kernel = lambda data: 1 / 0\n")
+	plot := filepath.Join(dir, "times.svg")
+	r := runs(t, process(t, "evaluate", "--problem", "prefix_python", own, slow, "--rounds", "4", "--plot", plot, "--json"))
+	var got struct {
+		Schema       int
+		Overall      struct{ Low, Ratio, High float64 }
+		RoundsWanted int `json:"rounds_wanted"`
+		Benchmarks   []struct{ Spec, Verdict string }
+		Rounds       []struct {
+			First  int
+			MeanNS [][2]float64 `json:"mean_ns"`
+		}
+	}
+	must.Do(t, json.Unmarshal([]byte(r.out), &got))
+	if o := got.Overall; r.code != 0 || got.Schema != 1 || len(got.Benchmarks) != 1 || got.Benchmarks[0].Spec != "size: 10000; seed: 6" || len(got.Rounds) != 4 || got.RoundsWanted != 4 ||
+		got.Rounds[1].First != 1 || got.Rounds[3].MeanNS[0][1] <= 0 || !(0 < o.Low && o.Low < o.Ratio && o.Ratio < o.High) {
+		t.Errorf("%+v", r)
+	}
+	must.Contain(t, must.Read(t, plot), "own.py and slow.py on prefix_python", "</svg>\n")
+	r = runs(t, process(t, "evaluate", "--problem", "prefix_python", own, never, "--rounds", "3"))
+	if r.code != 1 || !strings.Contains(r.out, "ZeroDivisionError") || !strings.Contains(r.err, "kbnode: not compared: "+never+" did not pass its tests\n") || strings.Contains(r.err, "round") {
+		t.Errorf("%+v", r)
+	}
+	cmd := process(t, "evaluate", "--problem", "prefix_python", own, slow, "--rounds", "100")
+	tmp := strings.TrimPrefix(cmd.Env[len(cmd.Env)-1], "TMPDIR=")
+	r = runs(t, cmd, func(p *os.Process) {
+		seen := map[string]bool{} // directories of evaluations: two tests, two of round 1, one of round 2
+		for until := time.Now().Add(must.Patience); len(seen) < 5 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+			all, _ := filepath.Glob(filepath.Join(tmp, "kbnode-runner-*"))
+			for _, name := range all {
+				seen[name] = true
+			}
+		}
+		_ = p.Signal(os.Interrupt)
+	})
+	if r.code != 1 || !strings.Contains(r.out, "too few rounds to tell\nstopped after 1 of 100 rounds: interrupted\n") || !strings.Contains(r.out, "size: 10000; seed: 6") {
+		t.Errorf("%+v", r)
+	}
+}
+
 // TestRunnerProblemLimit checks the time limit of a task, in a problem of kernelbot's form.
 func TestRunnerProblemLimit(t *testing.T) {
 	t.Parallel()

@@ -169,6 +169,9 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		r.Report(&report, true)
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
+	if passed && !l.asJSON && r.Vague() && len(args) > 0 {
+		s.Progress("to compare two files in spite of that: %s other%s", s.Line([]string{"evaluate", "--problem", l.problem, args[0]}), filepath.Ext(args[0]))
+	}
 	if !passed && missing != "" {
 		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", submit.GPUFor(t), "--problem", l.problem, "--mode", l.mode}, args...)))
 	}

@@ -50,7 +50,7 @@ func evaluate(ctx context.Context, t Trial, program []string) (e Evaluation) {
 	if ctx.Err() != nil {
 		return Evaluation{Err: errors.New("interrupted")}
 	}
-	dir, err := os.MkdirTemp("", "kbnode-cheats-")
+	dir, err := os.MkdirTemp("", "kbnode-runner-")
 	if err != nil {
 		return Evaluation{Err: fmt.Errorf("make a directory for the evaluation: %w; set TMPDIR to a directory that you may write to", err)}
 	}

@@ -22,19 +22,30 @@ const (
 	maxPanels = 64
 )
 
-// svgStyle has the colors for light and dark, which differ for the color-blind, too (Okabe and Ito).
+// svgStyle has colors for light and dark, without variables, which not every viewer knows. Blue and orange
+// differ for the color-blind, too (Okabe and Ito).
 const svgStyle = `<style>
-svg { --back: #ffffff; --ink: #1f2328; --pale: #59636e; --rule: #d1d9e0; --a: #0072b2; --b: #d55e00; }
-@media (prefers-color-scheme: dark) { svg { --back: #0d1117; --ink: #f0f6fc; --pale: #9198a1; --rule: #3d444d; --a: #56b4e9; --b: #e69f00; } }
-text { font: 13px system-ui, sans-serif; fill: var(--ink); }
-.title { font-size: 17px; font-weight: 600; }
-.spec { font-weight: 600; }
-.pale { fill: var(--pale); }
-.rule { stroke: var(--rule); }
-.a { fill: var(--a); stroke: var(--a); }
-.b { fill: var(--b); stroke: var(--b); }
-text.a, text.b { stroke: none; }
-circle { fill-opacity: 0.55; stroke: none; }
+text { font: 13px system-ui, sans-serif; fill: #1f2328; }
+text.title { font-size: 17px; font-weight: 600; }
+text.spec { font-weight: 600; }
+text.pale { fill: #59636e; }
+.back { fill: #ffffff; }
+.rule { stroke: #d1d9e0; }
+circle { fill-opacity: 0.55; }
+circle.a, text.a { fill: #0072b2; }
+circle.b, text.b { fill: #b04a00; }
+line.a { stroke: #0072b2; }
+line.b { stroke: #b04a00; }
+@media (prefers-color-scheme: dark) {
+text { fill: #f0f6fc; }
+text.pale { fill: #9198a1; }
+.back { fill: #0d1117; }
+.rule { stroke: #3d444d; }
+circle.a, text.a { fill: #56b4e9; }
+circle.b, text.b { fill: #e69f00; }
+line.a { stroke: #56b4e9; }
+line.b { stroke: #e69f00; }
+}
 </style>
 `
 
@@ -47,12 +58,12 @@ func (r *Report) SVG() string {
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	names := Label(r.Files, 16)
 	title := fmt.Sprintf("%s and %s on %s", names[0], names[1], r.Problem)
-	put(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`, svgWidth, height, xml(title))
+	put(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`, svgWidth, height, escape(title))
 	b.WriteString(svgStyle)
-	put(`<rect width="100%%" height="100%%" style="fill: var(--back)"/>`)
-	put(`<text class="title" x="24" y="32">%s</text>`, xml(title))
+	put(`<rect class="back" width="100%%" height="100%%"/>`)
+	put(`<text class="title" x="24" y="32">%s</text>`, escape(title))
 	says, _ := r.Conclusion(names)
-	put(`<text class="pale" x="24" y="54">%s</text>`, xml(says+", "+text.Count(len(r.Rounds), "round")+", mode "+r.Mode))
+	put(`<text class="pale" x="24" y="54">%s</text>`, escape(says+"; "+text.Count(len(r.Rounds), "round")+", mode "+r.Mode))
 	for i := range panels {
 		r.panel(put, i, float64(svgHead+svgPanel*i), names)
 	}
@@ -60,7 +71,7 @@ func (r *Report) SVG() string {
 	if more := len(r.Benchmarks) - panels; more > 0 {
 		foot = fmt.Sprintf("%s more; %s", text.Count(more, "benchmark"), foot)
 	}
-	put(`<text class="pale" x="24" y="%d">%s</text>`, height-14, xml(foot))
+	put(`<text class="pale" x="24" y="%d">%s</text>`, height-14, escape(foot))
 	put(`</svg>`)
 	return b.String()
 }
@@ -68,8 +79,8 @@ func (r *Report) SVG() string {
 // panel draws a benchmark below top.
 func (r *Report) panel(put func(string, ...any), i int, top float64, names [2]string) {
 	bench := r.Benchmarks[i]
-	put(`<text class="spec" x="24" y="%.0f">%s</text>`, top+16, xml(text.Line(bench.Spec, 60)))
-	put(`<text x="%d" y="%.0f" text-anchor="end">%s</text>`, svgRight, top+16, xml(fmt.Sprintf("%s, %s", bench.Change(), bench.Verdict)))
+	put(`<text class="spec" x="24" y="%.0f">%s</text>`, top+16, escape(text.Line(bench.Spec, 60)))
+	put(`<text x="%d" y="%.0f" text-anchor="end">%s</text>`, svgRight, top+16, escape(fmt.Sprintf("%s, %s", bench.Change(), bench.Verdict)))
 	a := newAxis(r.times(i), 5)
 	x := func(ns float64) float64 {
 		return svgLeft + min(max(a.at(ns), 0), 1)*(svgRight-svgLeft)
@@ -83,7 +94,7 @@ func (r *Report) panel(put func(string, ...any), i int, top float64, names [2]st
 	put(`<text class="pale" x="24" y="%.0f">time, %s</text>`, base+16, a.unit)
 	for side, class := range []string{"a", "b"} {
 		y := top + 30 + svgRow*(float64(side)+0.5)
-		put(`<text class="%s" x="24" y="%.0f">%s</text>`, class, y+4, xml(names[side]))
+		put(`<text class="%s" x="24" y="%.0f">%s</text>`, class, y+4, escape(names[side]))
 		times, middle := r.series(i, side)
 		for n, t := range times {
 			// The golden ratio spreads any number of dots evenly, in the order of the rounds.
@@ -96,10 +107,10 @@ func (r *Report) panel(put func(string, ...any), i int, top float64, names [2]st
 			logs = append(logs, math.Log(t))
 		}
 		if d := difference(logs, Level); d.Low > 0 {
-			put(`<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%[4]f" stroke-width="4"/>`, class, x(d.Low), x(d.High), y)
+			put(`<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%[4]f" stroke-width="5" stroke-opacity="0.4"/>`, class, x(d.Low), x(d.High), y)
 		}
 	}
 }
 
-// xml escapes a text for an element or an attribute. What XML forbids is not visible, and replaced.
-func xml(s string) string { return html.EscapeString(text.Line(s, 300)) }
+// escape returns a text for an element or an attribute. What XML forbids is not visible, and replaced.
+func escape(s string) string { return html.EscapeString(text.Line(s, 300)) }

@@ -3,6 +3,7 @@ package result
 import (
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -194,7 +195,40 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 		l.table(rows, 1, 2, 3)
 		l.more(s.timings.more, "benchmarks")
 	}
+	if part := vague(list); part > 0 {
+		l.Line("")
+		l.Line("± is up to %.2g %% of a mean: to another evaluation,", 100*part)
+		l.Line("differences below %.0f %% mean nothing", math.Ceil(100*part*unclear))
+	}
 }
+
+const (
+	// maxBlur is the error, of a mean, above which people are told that it is large: judges go on until it is
+	// a tenth of that, if they can.
+	maxBlur = 0.01
+	// unclear times the error is what the means of two evaluations of one program differ by in one of 20
+	// cases: 1.96 times the square root of 2. Memory that lies elsewhere, or a warmer machine, adds to it.
+	unclear = 2.8
+)
+
+// vague returns the largest error of the last evaluation with times, of its mean, or 0 if none is large.
+func vague(list []*Summary) float64 {
+	for _, s := range slices.Backward(list) {
+		most := 0.0
+		for _, c := range s.timings.list {
+			if !c.failed {
+				most = max(most, c.blur)
+			}
+		}
+		if len(s.timings.list) > 0 {
+			return map[bool]float64{true: most}[most > maxBlur]
+		}
+	}
+	return 0
+}
+
+// Vague reports whether the error of a time is so large that it is compared with another only by chance.
+func (r *Result) Vague() bool { return vague(r.summaries()) > 0 }
 
 // rows appends the rows of a case: what it is, in lines that leave room for the cells in 80 columns.
 func (c *testCase) rows(rows [][]string, cells ...string) [][]string {

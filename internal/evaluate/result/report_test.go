@@ -104,3 +104,25 @@ func TestReportTests(t *testing.T) {
 		t.Errorf("%s", with.String())
 	}
 }
+
+// TestVague tests when a report says that an error is large: of the last evaluation with times only.
+func TestVague(t *testing.T) {
+	t.Parallel()
+	timed := func(mean, err string) *Evaluation {
+		return &Evaluation{Run: &Run{Passed: true, Duration: "1", Result: reported("benchmark-count: 1", "benchmark.0.mean: "+mean, "benchmark.0.err: "+err)}}
+	}
+	for _, c := range []struct{ before, mean, err, says string }{
+		{"1", "1000", "10", ""},
+		{"1", "1000", "11", "± is up to 1.1 % of a mean: to another evaluation,\ndifferences below 4 % mean nothing\n"},
+		{"1", "1000", "400", "± is up to 40 % of a mean: to another evaluation,\ndifferences below 112 % mean nothing\n"},
+		{"900", "1000", "1", ""}, {"1", "1000", "-400", ""}, {"1", "0", "1", ""}, {"1", "1e-300", "1e300", ""}, {"1", "nan", "nan", ""}, {"1", "1000", "much", ""},
+	} {
+		r := &Result{Success: true, Runs: Pairs[*Evaluation]{{"benchmark", timed("1000", c.before)}, {"leaderboard", timed(c.mean, c.err)}}}
+		var b bytes.Buffer
+		r.Report(&b, false)
+		_, got, _ := strings.Cut(b.String(), "\n±")
+		if got != strings.TrimPrefix(c.says, "±") || r.Vague() != (c.says != "") {
+			t.Errorf("%+v: %s", c, b.String())
+		}
+	}
+}

@@ -64,7 +64,8 @@ type testCase struct {
 	message string // what went wrong
 	failed  bool
 
-	mean, best, worst string // "4.096 ms"; the mean with its error
+	mean, best, worst string  // "4.096 ms"; the mean with its error
+	blur              float64 // the error over the mean; 0 if they are no numbers
 }
 
 func (c *testCase) title() string { return fmt.Sprintf("%s %d: %s", c.kind, c.index, c.spec) }
@@ -227,9 +228,20 @@ func readCase(report map[string]string, kind string, i int) testCase {
 		c.mean, c.best, c.worst = timeText(mean, 4), timeText(get("best"), 4), timeText(get("worst"), 4)
 		if err := get("err"); err != "" {
 			c.mean += " ± " + timeText(err, 3)
+			c.blur = blur(mean, err)
 		}
 	}
 	return c
+}
+
+// blur returns the error of a mean over the mean, or 0 if it is none.
+func blur(mean, err string) float64 {
+	m, bad := strconv.ParseFloat(mean, 64)
+	e, worse := strconv.ParseFloat(err, 64)
+	if part := e / m; bad == nil && worse == nil && m > 0 && part > 0 && part < 100 {
+		return part
+	}
+	return 0
 }
 
 // timeText formats nanoseconds with that many digits: "4.096 ms". Other texts are only

@@ -125,6 +125,9 @@ on 2 × NVIDIA B200, CUDA, torch 2.9.0+cu130
   4096; dimension: 128; causal: yes;
   seed: 54352
   size: 1                             failed: got 3, want 4, at the index 17…
+
+± is up to 6.2 % of a mean: to another evaluation,
+differences below 18 % mean nothing
 `},
 		{"a failed test on the command line", false, &Result{Success: true, System: &System{DeviceCount: 1}, Runs: Pairs[*Evaluation]{
 			{"test", &Evaluation{Run: &Run{ExitCode: 112, Duration: "0.5", Result: reported("test-count: 1", "test.0.status: fail")}}},
