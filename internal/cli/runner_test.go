@@ -135,11 +135,11 @@ func TestCompare(t *testing.T) {
 	cmd := process(t, "evaluate", "--problem", "prefix_python", own, slow, "--rounds", "100")
 	tmp := strings.TrimPrefix(cmd.Env[len(cmd.Env)-1], "TMPDIR=")
 	r = runs(t, cmd, func(p *os.Process) {
-		seen := map[string]bool{} // directories of evaluations: two tests, two of round 1, one of round 2
-		for until := time.Now().Add(must.Patience); len(seen) < 5 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		begun := map[string]bool{} // directories of evaluations: two tests, two of round 1, one of round 2
+		for until := time.Now().Add(must.Patience); len(begun) < 5 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 			all, _ := filepath.Glob(filepath.Join(tmp, "kbnode-runner-*"))
 			for _, name := range all {
-				seen[name] = true
+				begun[name] = true
 			}
 		}
 		_ = p.Signal(os.Interrupt)

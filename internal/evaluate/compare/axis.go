@@ -65,7 +65,7 @@ func (a axis) label(ns float64) string { return strconv.FormatFloat(ns/a.scale, 
 
 // series returns the times of a submission in a benchmark, by rounds, and the median.
 func (r *Report) series(benchmark, side int) (times []float64, middle float64) {
-	times = r.of(func(m [][2]float64) float64 { return m[benchmark][side] })
+	times = r.each(func(m [][2]float64) float64 { return m[benchmark][side] })
 	return times, median(times)
 }
 

@@ -93,12 +93,12 @@ func (r *Report) Judge(specs []string) {
 	for i, spec := range specs {
 		b := Benchmark{Spec: spec}
 		for side := range b.Mean {
-			b.Mean[side] = math.Exp(mean(r.of(func(m [][2]float64) float64 { return math.Log(m[i][side]) })))
+			b.Mean[side] = math.Exp(mean(r.each(func(m [][2]float64) float64 { return math.Log(m[i][side]) })))
 		}
-		b.Difference = difference(r.of(func(m [][2]float64) float64 { return math.Log(m[i][1] / m[i][0]) }), level)
+		b.Difference = difference(r.each(func(m [][2]float64) float64 { return math.Log(m[i][1] / m[i][0]) }), level)
 		r.Benchmarks = append(r.Benchmarks, b)
 	}
-	r.Overall = difference(r.of(r.score), Level)
+	r.Overall = difference(r.each(r.score), Level)
 	if len(r.Odd) > 0 {
 		r.Overall.Verdict = Implausible
 		for i := range r.Benchmarks {
@@ -110,8 +110,8 @@ func (r *Report) Judge(specs []string) {
 // Done reports whether all rounds were made, with times that can be.
 func (r *Report) Done() bool { return r.Stopped == "" && len(r.Odd) == 0 }
 
-// of returns a number of each round.
-func (r *Report) of(number func([][2]float64) float64) (all []float64) {
+// each returns a number of each round.
+func (r *Report) each(number func([][2]float64) float64) (all []float64) {
 	for _, round := range r.Rounds {
 		all = append(all, number(round.Means))
 	}

@@ -231,7 +231,8 @@ func TestRunInterrupt(t *testing.T) {
 		var order []string
 		o := Options{Mode: "benchmark", Rounds: 9, Evaluate: func(_ context.Context, side int, _ string) arena.Evaluation {
 			order = append(order, fmt.Sprint(side))
-			if calls++; calls == at {
+			calls++
+			if calls == at {
 				cancel()
 				return wrong("benchmark") // it was ended
 			}

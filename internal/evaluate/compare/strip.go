@@ -97,7 +97,8 @@ func Label(files [2]string, most int) (names [2]string) {
 		if base(files[0]) != base(files[1]) {
 			f = base(f)
 		}
-		if f = text.Line(f, 1000); utf8.RuneCountInString(f) > most { // paths differ at their ends as often as not
+		f = text.Line(f, 1000)
+		if utf8.RuneCountInString(f) > most { // paths differ at their ends as often as not
 			r := []rune(f)
 			f = string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 		}
