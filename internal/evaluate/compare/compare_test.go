@@ -71,7 +71,7 @@ func differs(d Difference) bool { return d.Verdict == Faster || d.Verdict == Slo
 // at most, overall and in any row of the table, whatever the number of rounds and of benchmarks.
 func TestEqualSubmissions(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in each run
+	rng := rand.New(rand.NewPCG(1, 2)) // the same in each run
 	const trials = 2000
 	for _, c := range []struct{ rounds, benchmarks int }{{3, 1}, {4, 1}, {10, 1}, {20, 1}, {10, 6}, {5, 20}} {
 		overall, rows := 0, 0
@@ -97,7 +97,7 @@ func TestEqualSubmissions(t *testing.T) {
 // TestVerdicts simulates differences.
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(3, 4)) //nolint:gosec // the same in each run
+	rng := rand.New(rand.NewPCG(3, 4)) // the same in each run
 	for _, c := range []struct {
 		ratio, deviation float64
 		rounds           int
@@ -252,7 +252,7 @@ func TestRunInterrupt(t *testing.T) {
 // TestPlots draws comparisons of all kinds, as hostile as reports can be.
 func TestPlots(t *testing.T) {
 	t.Parallel()
-	rng := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // the same in each run
+	rng := rand.New(rand.NewPCG(5, 6)) // the same in each run
 	plain := func(_ int, s string) string { return s }
 	for _, c := range []struct {
 		rounds, benchmarks int
@@ -272,7 +272,7 @@ func TestPlots(t *testing.T) {
 		d := xml.NewDecoder(strings.NewReader(picture))
 		for {
 			_, err := d.Token()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

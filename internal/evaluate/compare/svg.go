@@ -67,7 +67,7 @@ func (r *Report) SVG() string {
 	for i := range panels {
 		r.panel(put, i, float64(svgHead+svgPanel*i), names)
 	}
-	foot := fmt.Sprintf("a dot: the mean of a round; │ the median; ━ interval of the mean; verdicts come from the rounds' ratios, at %.0f %%", Level*100)
+	foot := fmt.Sprintf("a dot: mean of a round; │ median; ━ interval of the mean; verdicts come from the rounds' ratios, at %.0f %%", Level*100)
 	if more := len(r.Benchmarks) - panels; more > 0 {
 		foot = fmt.Sprintf("%s more; %s", text.Count(more, "benchmark"), foot)
 	}
