@@ -51,6 +51,9 @@ func (b *builder) used() *inventory.Inventory {
 		GPUs: []inventory.GPU{}, Software: b.inv.Software,
 	}
 	out.CPU.Model = ""
+	if nv := b.inv.NVIDIA; nv != nil && nv.CUDAVersion != "" {
+		out.NVIDIA = &inventory.NVIDIA{DriverVersion: nv.DriverVersion, CUDAVersion: nv.CUDAVersion}
+	}
 	if b.cfg.Node == "" {
 		out.Hostname = b.inv.Hostname
 	}

@@ -21,6 +21,8 @@ type Member struct {
 	Mode       string `json:"mode,omitempty"`      // AMD: how the GPU is partitioned, "SPX" if it is not; "" if unknown
 	NUMANode   int    `json:"numa_node"`
 	MemoryNode int    `json:"memory_node"`
+	Arch       string `json:"arch,omitempty"`         // "sm_100", "gfx942"; "" if never read
+	Memory     int64  `json:"memory_bytes,omitempty"` // of the GPU, partition or instance; 0 if never read
 	// MIG is the place of a MIG instance in its GPU; nil for a whole GPU.
 	MIG *Placement `json:"mig,omitempty"`
 	// What it was last planned with, used when the current values cannot be read.
@@ -294,7 +296,7 @@ func (d *device) offers() []Member {
 		u := Member{
 			GPU: d.number, UUID: g.UUID, PCI: g.PCI, Vendor: g.Vendor, Model: g.Model,
 			Partition: g.Partition, Mode: g.ComputePartition, NUMANode: g.NUMANode, MemoryNode: g.MemoryNode,
-			gpu: g, slot: -1,
+			Arch: g.Arch, Memory: g.MemoryBytes, gpu: g, slot: -1,
 		}
 		if g.MIGMode != "on" {
 			out = append(out, u)
@@ -305,7 +307,7 @@ func (d *device) offers() []Member {
 			out = append(out, u)
 		}
 		for i, in := range g.MIG {
-			u.mig = &g.MIG[i]
+			u.mig, u.Memory = &g.MIG[i], in.MemoryBytes
 			u.MIG = &Placement{Profile: cmp.Or(in.Profile, fmt.Sprintf("%dg", in.Slices)), Start: in.Start, Size: in.MemorySlices, Compute: in.ComputeInstance}
 			u.lost = ""
 			if in.Start < 0 {

@@ -75,8 +75,8 @@ const OutTag = "out-of-service"
 var OutStates = []string{"parked", "drained", "failed"}
 
 // agentTags returns the tags of a slot's agent, in the order that people read. The node's name
-// is clean.
-func agentTags(s Slot, node, version string, extra []string) []string {
+// is clean. An extra tag replaces one of hardware.
+func agentTags(s Slot, node, version string, hardware, extra []string) []string {
 	tags := []string{"queue=" + s.Queue}
 	if len(s.GPUs) > 0 {
 		tags = append(tags, "gpu="+GPUKey(s.GPUs[0].Model))
@@ -95,6 +95,12 @@ func agentTags(s Slot, node, version string, extra []string) []string {
 		}
 		if first.NUMANode >= 0 && !slices.ContainsFunc(s.GPUs, func(g SlotGPU) bool { return g.NUMANode != first.NUMANode }) {
 			tags = append(tags, fmt.Sprintf("numa=%d", first.NUMANode))
+		}
+	}
+	for _, t := range hardware {
+		key, _, _ := strings.Cut(t, "=")
+		if !slices.ContainsFunc(extra, func(own string) bool { return strings.HasPrefix(own, key+"=") }) {
+			tags = append(tags, t)
 		}
 	}
 	return append(append(tags, "kbnode="+cleanName(version)), extra...)

@@ -10,7 +10,7 @@ import (
 func tagsOf(model, part string, n int) []string {
 	s := Slot{GPUs: slices.Repeat([]SlotGPU{{Model: model, Vendor: "nvidia", Part: part, NUMANode: -1}}, n)}
 	s.Queue = queueName("{shape}", s, "box")
-	return agentTags(s, "box", "1.2.3", nil)
+	return agentTags(s, "box", "1.2.3", nil, nil)
 }
 
 func tagOf(tags []string, key string) string {

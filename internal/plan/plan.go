@@ -146,7 +146,9 @@ type SlotGPU struct {
 	Instance  string   `json:"instance,omitempty"`  // UUID of the MIG instance as it is now
 	Partition int      `json:"partition,omitempty"` // AMD: number within the GPU
 	NUMANode  int      `json:"numa_node"`
-	Devices   []string `json:"devices"` // device nodes a job may open, by path
+	Arch      string   `json:"arch,omitempty"`         // "sm_100", "gfx942"; "" if unknown
+	Memory    int64    `json:"memory_bytes,omitempty"` // of the GPU or its part; 0 if unknown
+	Devices   []string `json:"devices"`                // device nodes a job may open, by path
 }
 
 // Name returns the UUID that drivers know it by: the instance's, or else the GPU's.

@@ -163,7 +163,7 @@ func slotGPUs(members []Member) []SlotGPU {
 	for _, u := range members {
 		g := SlotGPU{
 			Number: u.GPU, UUID: u.UUID, PCI: u.PCI, Vendor: u.Vendor, Model: u.Model, Part: u.Part(), Partition: u.Partition,
-			NUMANode: u.NUMANode, Devices: u.nodes,
+			NUMANode: u.NUMANode, Arch: u.Arch, Memory: u.Memory, Devices: u.nodes,
 		}
 		switch {
 		case u.mig != nil:

@@ -18,6 +18,11 @@ func (inv *Inventory) Fill(last *Inventory) *Inventory {
 		out.CPU, out.Memory, out.OS.Virt = last.CPU, last.Memory, last.OS.Virt
 	}
 	out.Software = inv.Software.fill(last.Software, unread)
+	// Only NVML tells the version of CUDA, and a driver supports always the same.
+	if now := inv.NVIDIA; now != nil && now.CUDAVersion == "" && now.DriverVersion != "" && last.NVIDIA != nil && last.NVIDIA.DriverVersion == now.DriverVersion {
+		nv := *now
+		nv.CUDAVersion, out.NVIDIA = last.NVIDIA.CUDAVersion, &nv
+	}
 	out.Disks = slices.Clone(inv.Disks)
 	for _, d := range last.Disks {
 		if unread(DiskSubject(d.Path)) && !slices.ContainsFunc(inv.Disks, func(now DiskFree) bool { return now.Path == d.Path }) {
