@@ -22,6 +22,7 @@ VALE_VERSION  := 3.21.0
 LINT  := $(TOOLS)/golangci-lint-$(LINT_VERSION)/golangci-lint
 AGENT := $(TOOLS)/agent-$(AGENT_VERSION)/agent
 OLD_AGENT := $(TOOLS)/agent-$(OLD_AGENT_VERSION)/agent
+PROMTOOL := $(TOOLS)/promtool/usr/bin/promtool
 VALE  := $(TOOLS)/vale-$(VALE_VERSION)/vale
 GORELEASER_VERSION := 2.13.0
 GORELEASER := $(TOOLS)/goreleaser-$(GORELEASER_VERSION)/goreleaser
@@ -149,10 +150,10 @@ package-files: $(PACKAGE_ARCHES:%=$(PROBE)/%/kbnode-nvml.gz) $(PACKAGE_ARCHES:%=
 
 .PHONY: test
 test: ## run what must hold at every commit: what check runs, under the race detector, slower tests, the results database, and one story in the virtual machine
-	@test/stages.sh race vm-ready +test-story lint hooks-lint spell prose test-long test-db
+	@test/stages.sh race vm-ready +test-story lint hooks-lint spell prose rules test-long test-db
 
 .PHONY: check
-check: lint hooks-lint spell prose unit ## run linters, the checks of spelling and words, and unit tests
+check: lint hooks-lint spell prose rules unit ## run linters, the checks of spelling and words, and unit tests
 
 .PHONY: lint
 lint: $(LINT) $(ACTIONLINT)
@@ -176,6 +177,10 @@ prose: $(VALE) ## check the words of documents, comments and messages against .v
 	$(call worktree,'*.go' '*.md' ':!:*/testdata/*') | xargs -d '\n' $(VALE) --output=line
 
 # The linters run go vet.
+.PHONY: rules
+rules: $(PROMTOOL) ## check and test the alerts
+	cd packaging/prometheus && $(PROMTOOL) check rules kbnode.rules.yml && $(PROMTOOL) test rules kbnode.rules.test.yml
+
 .PHONY: unit race
 unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
 	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short
@@ -247,6 +252,11 @@ $(AGENT):
 # With -trimpath, it shares the compiled standard library with kbnode.
 $(OLD_AGENT):
 	GOBIN=$(@D) CGO_ENABLED=0 go install -trimpath -ldflags='-s -w' github.com/buildkite/agent/v3@v$(OLD_AGENT_VERSION)
+
+# Unpacked, because the installed package would run Prometheus.
+$(PROMTOOL):
+	mkdir -p $(TOOLS)/promtool
+	cd $(TOOLS)/promtool && { apt-get download -qq prometheus || { $(SUDO) apt-get update -qq && apt-get download -qq prometheus; }; } && dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb
 
 # need COMMAND, PACKAGES: install packages if a command is missing.
 

@@ -73,12 +73,9 @@ func (d *device) sample() report.Sample {
 		Clock:       d.clock(),
 		Temperature: d.temperature(),
 		Margin:      d.margin(),
-		Power:       ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage),
-		Busy: ask(d, "nvmlDeviceGetUtilizationRates", func() (uint32, nvml.Return) {
-			u, ret := d.GetUtilizationRates()
-			return u.Gpu, ret
-		}),
-		Reasons: d.clockReasons(),
+		Power:       d.power(),
+		Busy:        d.busy(),
+		Reasons:     d.clockReasons(),
 	}
 	d.out.Unread = nil // they would add up once per second
 	s.Error = d.out.Error

@@ -139,21 +139,34 @@ func (d *device) errors() {
 func (d *device) speed() {
 	g := d.out
 	g.Clocks = given(report.Clocks{
-		SM:    d.clock(),
-		MaxSM: ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
+		SM:     d.clock(),
+		MaxSM:  ask(d, "nvmlDeviceGetMaxClockInfo", func() (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
+		Memory: ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_MEM) }),
 	})
 	g.ClockReasons = d.clockReasons()
 	g.Power = given(report.Power{
 		Limit:    ask(d, "nvmlDeviceGetPowerManagementLimit", d.GetPowerManagementLimit),
 		Enforced: ask(d, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit),
 		Default:  ask(d, "nvmlDeviceGetPowerManagementDefaultLimit", d.GetPowerManagementDefaultLimit),
+		Usage:    d.power(),
 	})
+	g.Busy = d.busy()
 	g.EnergyMillijoules = ask(d, "nvmlDeviceGetTotalEnergyConsumption", d.GetTotalEnergyConsumption)
 	g.Temperature = given(report.Temperature{GPU: d.temperature(), Margin: d.margin()})
 }
 
 func (d *device) clock() *uint32 {
 	return ask(d, "nvmlDeviceGetClockInfo", func() (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) })
+}
+
+func (d *device) power() *uint32 { return ask(d, "nvmlDeviceGetPowerUsage", d.GetPowerUsage) }
+
+// busy returns the percentage of the driver's last sample period, up to a second, in which a kernel ran.
+func (d *device) busy() *uint32 {
+	return ask(d, "nvmlDeviceGetUtilizationRates", func() (uint32, nvml.Return) {
+		u, ret := d.GetUtilizationRates()
+		return u.Gpu, ret
+	})
 }
 
 func (d *device) temperature() *uint32 {

@@ -20,7 +20,7 @@ func AMD(dir string, every time.Duration) Samples {
 		tick := time.NewTicker(every)
 		defer tick.Stop()
 		for {
-			s, err := sampleAMD(dir)
+			s, err := SampleAMD(dir)
 			if err != nil {
 				return err
 			}
@@ -34,24 +34,13 @@ func AMD(dir string, every time.Duration) Samples {
 	}
 }
 
-// sampleAMD reads amdgpu's files: the active step of pp_dpm_sclk ("1: 2100Mhz *"), how
+// SampleAMD reads amdgpu's files: the active step of pp_dpm_sclk ("1: 2100Mhz *"), how
 // busy the GPU is, and the temperature of its junction, or of its edge, in thousandths
 // of a degree. On a partitioned GPU all values are those of the whole GPU, and the
 // clock is that of its first die.
-func sampleAMD(dir string) (s nvml.Sample, err error) {
-	clocks, err := read(filepath.Join(dir, "pp_dpm_sclk"))
-	if err != nil {
-		return s, fmt.Errorf("read clocks: %w", err)
-	}
-	for line := range strings.Lines(clocks) {
-		_, step, _ := strings.Cut(line, ":")
-		mhz, active := strings.CutSuffix(strings.TrimSpace(step), "*")
-		if n, err := strconv.ParseUint(strings.TrimSuffix(strings.ToLower(strings.TrimSpace(mhz)), "mhz"), 10, 32); active && err == nil {
-			s.Clock = new(uint32(n))
-		}
-	}
-	if s.Clock == nil {
-		return s, errors.New("read clocks: none is marked as active in pp_dpm_sclk")
+func SampleAMD(dir string) (s nvml.Sample, err error) {
+	if s.Clock, err = ActiveClock(filepath.Join(dir, "pp_dpm_sclk")); err != nil {
+		return s, err
 	}
 	s.Busy = number(filepath.Join(dir, "gpu_busy_percent"), 1)
 	monitors, _ := filepath.Glob(filepath.Join(dir, "hwmon/hwmon[0-9]*")) // the pattern is well formed
@@ -73,6 +62,26 @@ func sampleAMD(dir string) (s nvml.Sample, err error) {
 		}
 	}
 	return s, nil
+}
+
+// ActiveClock returns the marked step of one of amdgpu's lists of clocks, in MHz.
+func ActiveClock(path string) (*uint32, error) {
+	clocks, err := read(path)
+	if err != nil {
+		return nil, fmt.Errorf("read clocks: %w", err)
+	}
+	var clock *uint32
+	for line := range strings.Lines(clocks) {
+		_, step, _ := strings.Cut(line, ":")
+		mhz, active := strings.CutSuffix(strings.TrimSpace(step), "*")
+		if n, err := strconv.ParseUint(strings.TrimSuffix(strings.ToLower(strings.TrimSpace(mhz)), "mhz"), 10, 32); active && err == nil {
+			clock = new(uint32(n))
+		}
+	}
+	if clock == nil {
+		return nil, errors.New("read clocks: none is marked as active in " + filepath.Base(path))
+	}
+	return clock, nil
 }
 
 // number returns the number in a file, divided by unit, or nil if there is none.

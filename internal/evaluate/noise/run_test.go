@@ -298,10 +298,10 @@ func TestAMD(t *testing.T) {
 	}
 	for text, want := range map[string]string{"": "none is marked as active", "S: 19Mhz *\n": "", "0: x *\n": "none is marked as active", "0: 132Mhz\n": "none is marked as active"} {
 		n.put("pp_dpm_sclk", text)
-		_, err := sampleAMD(n.dir)
+		_, err := SampleAMD(n.dir)
 		must.Err(t, err, want)
 	}
-	if _, err := sampleAMD(filepath.Join(n.dir, "none")); err == nil {
+	if _, err := SampleAMD(filepath.Join(n.dir, "none")); err == nil {
 		t.Error("a GPU that is away has samples")
 	}
 }

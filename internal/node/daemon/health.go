@@ -165,6 +165,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 		in.Slots[i].Unread = unread
 	}
 	if o.gpus != nil {
+		d.snapshot.GPUs = o.gpus
 		if in.ResetByHand, err = readResets(host.Root); err != nil {
 			d.Log.Warn("repaired GPUs not read", "err", err)
 		}

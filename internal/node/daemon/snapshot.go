@@ -20,7 +20,9 @@ type Snapshot struct {
 	Plan     *plan.Plan
 	Verdicts []health.Verdict
 	// State is the machine before the changes; nil if the pass did not observe it.
-	State   *reconcile.State
+	State *reconcile.State
+	// GPUs is the last reading of the GPUs that this pass made; nil if it made none.
+	GPUs    *health.GPUs
 	Applied []reconcile.Change // that were made
 	Waiting int                // number of changes that wait for the end of a job
 	Listen  string             // address of the metrics; "" for none

@@ -127,6 +127,15 @@ type Bus struct {
 	Dead   bool              // its PCI configuration reads as ones
 	RAS    map[string]uint64 // AMD: uncorrected errors by block (umc, gfx, …) since its driver was loaded
 	Link   *nvml.PCIe        // AMD: its PCIe link; nil if not reported
+
+	Telemetry Telemetry // AMD; NVML has that of others
+}
+
+// Telemetry is what metrics tell of a GPU's work. Nothing is judged by it, and what is not reported is nil.
+type Telemetry struct {
+	nvml.Sample
+	MemoryClock *uint32 // MHz
+	PowerLimit  *uint32 // mW
 }
 
 // ReadGPUs is the caller's name for its reading of the GPUs. The driver's files hang under names of their own.

@@ -55,7 +55,7 @@ func TestPage(t *testing.T) {
 	t.Parallel()
 	page := repository(t, "docs/metrics.md")
 	rows := map[string]string{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| ([^|]*)\\|").FindAllStringSubmatch(page, -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `(kbnode_\\w+)` \\| (\\w+) \\| ([^|]*)\\|").FindAllStringSubmatch(page, -1) {
 		rows[m[1]] = m[2] + " " + strings.NewReplacer("`", "", " ", "").Replace(m[3])
 	}
 	must.Equal(t, described(t), rows)
@@ -64,7 +64,7 @@ func TestPage(t *testing.T) {
 		must.Contain(t, page, "`"+word+"`")
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 3 {
+	if len(blocks) != 2 {
 		t.Fatalf("%d examples", len(blocks))
 	}
 	for i, m := range blocks {
@@ -109,5 +109,48 @@ func TestDashboard(t *testing.T) {
 				t.Errorf("%s asks for the state %s, and there is none", name, word)
 			}
 		}
+	}
+}
+
+// TestRules reads the alerts. make rules runs them.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	const name = "packaging/prometheus/kbnode.rules.yml"
+	text, page := repository(t, name), repository(t, "docs/metrics.md")
+	var file struct {
+		Groups []struct {
+			Rules []struct {
+				Alert, Expr         string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	must.Do(t, yaml.Unmarshal([]byte(text), &file))
+	known := described(t)
+	alerts := 0
+	for _, g := range file.Groups {
+		for _, r := range g.Rules {
+			alerts++
+			severity := r.Labels["severity"]
+			must.Contain(t, page, "| `"+r.Alert+"` | "+severity+" |")
+			must.Contain(t, repository(t, "packaging/prometheus/kbnode.rules.test.yml"), "alertname: "+r.Alert+"\n")
+			for what, value := range map[string]string{"label node": r.Labels["node"], "summary": r.Annotations["summary"], "description": r.Annotations["description"]} {
+				if !strings.Contains(value, "or $labels.node $labels.instance") {
+					t.Errorf("%s: its %s does not name the node: %q", r.Alert, what, value)
+				}
+			}
+			if !slices.Contains([]string{"critical", "warning", "info"}, severity) {
+				t.Errorf("%s has the severity %q", r.Alert, severity)
+			}
+			for _, m := range regexp.MustCompile(`(kbnode_\w+)\{(\w+)[=!]`).FindAllStringSubmatch(r.Expr, -1) {
+				_, labels, _ := strings.Cut(known[m[1]], " ")
+				if !slices.Contains(strings.Split(labels, ","), m[2]) {
+					t.Errorf("%s asks for the label %s of %s, which has %s", r.Alert, m[2], m[1], labels)
+				}
+			}
+		}
+	}
+	if found := exist(t, name, strings.ReplaceAll(text, "job=\"kbnode\"", "")); found < 6 || alerts < 7 {
+		t.Errorf("%s has %d alerts with %d metrics", name, alerts, found)
 	}
 }

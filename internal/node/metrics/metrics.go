@@ -47,6 +47,9 @@ type Exporter struct {
 	passes, changes, implausible               *prometheus.CounterVec
 	waiting, lastPass, lastGood                prometheus.Gauge
 	counted                                    map[string]int // of implausible, by slot
+
+	gpus gpuMetrics
+	busy busyTime
 }
 
 // New returns an Exporter that serves nothing yet.
@@ -71,6 +74,12 @@ func New(o Options) *Exporter {
 	e.verdicts = gauge("kbnode_health_verdicts", "Verdicts about the health of a slot, or of the node where slot is empty.", "check", "level", "slot")
 
 	e.implausible = counter("kbnode_implausible_jobs_total", "Jobs whose result has times that cannot be.", "slot")
+
+	e.gpus = newGPUMetrics(gauge)
+	e.busy = busyTime{
+		seconds: counter("kbnode_slot_busy_seconds_total", "Time in which a job had the slot.", "slot"),
+		gpus:    gauge("kbnode_slot_gpus", "GPUs of a slot; a part of a GPU counts as one.", "slot"),
+	}
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
@@ -102,6 +111,8 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	e.mu.Lock()
 	e.pass(s)
 	e.slots(s)
+	e.gpus.record(s)
+	e.busy.record(s)
 	e.image(images)
 	e.mu.Unlock()
 	e.serve(s.Listen)

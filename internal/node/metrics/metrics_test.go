@@ -17,6 +17,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
 )
@@ -60,6 +62,10 @@ func running(k int, job string, since time.Time) slot.State {
 // full is a pass over a node that has a bit of everything.
 func full() daemon.Snapshot {
 	p := &plan.Plan{Slots: systemdtest.Slots(4)}
+	for i := range p.Slots {
+		p.Slots[i].GPUs = []plan.SlotGPU{p.Slots[i].GPUs[0]}
+		p.Slots[i].GPUs[0].Number, p.Slots[i].GPUs[0].PCI = i, fmt.Sprintf("0000:%02x:00.0", 16+i)
+	}
 	p.Slots[1].Drains = []plan.Drain{{Slot: 1, By: plan.ByOperator, Reason: "a new fan"}, {Slot: 1, By: "gpu.ecc"}, {Slot: 1, By: "gpu.ecc"}}
 	p.Slots[3].Queue = "by \"name\"\n\xff"
 	parked := running(3, "", time.Time{})
@@ -74,6 +80,14 @@ func full() daemon.Snapshot {
 			{Check: "gpu.nvlink", GPU: "GPU-x", Slots: []int{0, 2}, Level: health.Warn},
 			{Check: "node.disk", Level: health.Warn}, {Check: "node.disk", Level: health.Warn},
 		},
+		GPUs: &health.GPUs{List: []inventory.GPU{
+			{Vendor: "nvidia", PCI: p.Slots[0].GPUs[0].PCI, Healthy: true, MemoryBytes: 192 << 30, NVML: &nvml.GPU{
+				Busy: new(uint32(97)), ClockReasons: new(uint64(0x41)), Memory: &nvml.Memory{}, Temperature: &nvml.Temperature{GPU: new(uint32(64))},
+				Power:  &nvml.Power{Usage: new(uint32(712_500)), Enforced: new(uint32(1_000_000))},
+				Clocks: &nvml.Clocks{SM: new(uint32(1965)), Memory: new(uint32(3996))},
+			}},
+			{Vendor: "nvidia", PCI: p.Slots[1].GPUs[0].PCI, Error: "GPU is lost", NVML: &nvml.GPU{}},
+		}},
 		Applied: []reconcile.Change{{Kind: reconcile.Create}, {Kind: reconcile.Create}, {Kind: reconcile.Restart}},
 	}
 }

@@ -67,6 +67,7 @@ type GPU struct {
 	// 0x4 power cap, 0x8 hardware slowdown, 0x20 and 0x40 heat, 0x80 power brake.
 	ClockReasons *uint64 `json:"clock_reasons,omitempty"`
 	Power        *Power  `json:"power,omitempty"`
+	Busy         *uint32 `json:"busy_percent,omitempty"`
 	// EnergyMillijoules is the GPU's consumption since the driver started it. It falls when
 	// the GPU is reset, and without persistence whenever no one uses the GPU.
 	EnergyMillijoules *uint64      `json:"energy_mj,omitempty"`
@@ -139,8 +140,9 @@ type Banks struct {
 
 // Clocks are in MHz.
 type Clocks struct {
-	SM    *uint32 `json:"sm,omitempty"`
-	MaxSM *uint32 `json:"max_sm,omitempty"`
+	SM     *uint32 `json:"sm,omitempty"`
+	MaxSM  *uint32 `json:"max_sm,omitempty"`
+	Memory *uint32 `json:"memory,omitempty"`
 }
 
 // Power is in milliwatts.
@@ -148,6 +150,7 @@ type Power struct {
 	Limit    *uint32 `json:"limit,omitempty"`
 	Enforced *uint32 `json:"enforced,omitempty"`
 	Default  *uint32 `json:"default,omitempty"`
+	Usage    *uint32 `json:"usage,omitempty"`
 }
 
 // Temperature is in degrees Celsius; Margin is the distance to slowing down.

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/evaluate/noise"
 	"github.com/gpu-mode/kbnode/internal/machine/detect"
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
@@ -89,6 +90,9 @@ func ReadBus(root string, gpus []inventory.GPU) map[string]health.Bus {
 			return b, nil
 		})
 		b.Unread = err != nil
+		if g.Vendor == "amd" && err == nil && !b.Dead { // on its own: what is not judged must not keep the rest from being judged
+			b.Telemetry, _ = limit.Call(root, dir+"/hwmon", readTime, func() (health.Telemetry, error) { return readTelemetry(dir), nil })
+		}
 		list[g.PCI] = b
 	}
 	return list
@@ -122,6 +126,20 @@ func readBus(dir string) health.Bus {
 		b.RAS[strings.TrimSuffix(filepath.Base(name), "_err_count")] = errors
 	}
 	return b
+}
+
+// readTelemetry reads what amdgpu reports of the GPU's work. What it does not report is absent.
+func readTelemetry(dir string) (t health.Telemetry) {
+	t.Sample, _ = noise.SampleAMD(dir)
+	t.MemoryClock, _ = noise.ActiveClock(filepath.Join(dir, "pp_dpm_mclk"))
+	caps, _ := filepath.Glob(filepath.Join(dir, "hwmon/hwmon[0-9]*/power1_cap"))
+	for _, name := range caps {
+		text, _ := readFile(name) // no text is no number
+		if microwatts, err := strconv.ParseUint(text, 10, 41); err == nil {
+			t.PowerLimit = new(uint32(microwatts / 1000))
+		}
+	}
+	return t
 }
 
 func readLink(dir string) *nvml.PCIe {

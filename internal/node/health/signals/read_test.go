@@ -32,13 +32,22 @@ func TestReadBus(t *testing.T) {
 	must.Write(t, root, dir(0, "current_link_width"), "16\n")
 	must.Write(t, root, dir(0, "max_link_width"), "-1\n") // rubbish
 	must.Write(t, root, dir(0, "pcie_replay_count"), "12\n")
+	must.Write(t, root, dir(0, "pp_dpm_sclk"), "0: 132Mhz\n1: 2100Mhz *\n")
+	must.Write(t, root, dir(0, "pp_dpm_mclk"), "0: 900Mhz *\n1: 1300Mhz\n")
+	must.Write(t, root, dir(0, "gpu_busy_percent"), "88\n")
+	must.Write(t, root, dir(0, "hwmon/hwmon3/power1_average"), "421000000\n")
+	must.Write(t, root, dir(0, "hwmon/hwmon3/power1_cap"), "750000000\n")
+	must.Write(t, root, dir(0, "hwmon/hwmon3/temp2_input"), "71000\n")
 	must.Write(t, root, dir(1, "config"), strings.Repeat("\xff", 64))
 	must.Write(t, root, dir(2, "config"), "\xff\xff") // too short to mean anything
 	must.Write(t, root, dir(3, "ras/umc_err_count"), "ue: 3\n")
 	must.Do(t, os.Mkdir(filepath.Join(root, dir(3, "ras/gfx_err_count")), 0o700)) // unreadable, which must not look like a reset
 	gpus := []inventory.GPU{{PCI: pci(0), Vendor: "amd"}, {PCI: pci(0), Vendor: "amd", Partition: 1}, {PCI: pci(1)}, {PCI: pci(2)}, {PCI: pci(3)}, {PCI: "../../etc"}}
 	want := map[string]health.Bus{
-		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &nvml.PCIe{Width: new(16), Replays: new(12)}},
+		pci(0): {RAS: map[string]uint64{"umc": 3, "gfx": 0}, Link: &nvml.PCIe{Width: new(16), Replays: new(12)}, Telemetry: health.Telemetry{
+			Sample:      nvml.Sample{Clock: new(uint32(2100)), Busy: new(uint32(88)), Power: new(uint32(421_000)), Temperature: new(uint32(71))},
+			MemoryClock: new(uint32(900)), PowerLimit: new(uint32(750_000)),
+		}},
 		pci(1): {Dead: true}, pci(2): {}, pci(3): {},
 	}
 	must.Equal(t, want, ReadBus(root, gpus))
