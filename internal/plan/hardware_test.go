@@ -54,6 +54,8 @@ func TestHardwareTags(t *testing.T) {
 func TestHardwareTagsStay(t *testing.T) {
 	t.Parallel()
 	inv := readMachine(t, machinetest.B200x8())
+	answer := *inv.NVIDIA // other tests read the same one
+	answer.CUDAVersion, inv.NVIDIA = "13.0", &answer
 	first := build(t, inv, config.Config{}, nil, false)
 	bindings := bindingsOf(t, first)
 	silent := *inv
