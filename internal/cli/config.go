@@ -185,6 +185,7 @@ func (w *configFlags) register(cmd *cobra.Command) {
 	f.IntVar((*int)(&w.cfg.Reserve.CPUs), "reserve-cpus", 0, "minimum number of hardware threads to keep for the system; 0 for none")
 	f.StringVar(&w.reserveMemory, "reserve-memory", "", "minimum memory to keep for the system")
 	f.StringVar(&w.cfg.Image.AutoUpdate, "auto-update", "", "when to update the jobs' image, as a cron schedule such as '0 3 * * *', or off")
+	f.StringVar(&w.cfg.Loan.Until, "loan-until", "", "date from which on slots take no jobs, such as 2026-12-31 (default: none)")
 	f.StringVar(&w.cfg.Agent.Endpoint, "endpoint", "", "Buildkite's agent API (default: "+config.DefaultEndpoint+")")
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -18,7 +19,8 @@ const maxDrainReason = 200
 
 type drainFlags struct {
 	all, wait, mended bool
-	reason            string
+	reboot, yes       bool
+	reason, until     string
 	timeout           time.Duration
 }
 
@@ -28,14 +30,23 @@ func newDrain(s term.Streams) *cobra.Command {
 		Use:   "drain [SLOT...]",
 		Short: "Let slots finish their jobs and take no more, until resume",
 		Long: `Let slots finish their jobs and take no more, until kbnode resume. A drain survives
-reboots and ends no job. Write a slot as gpu3 or 3.`,
+reboots and ends no job. Write a slot as gpu3 or 3. Of two drains of a slot, the later
+one counts.
+
+--until ends the drain by itself. --reboot reboots the machine as soon as no slot has a
+job, also if you log out meanwhile, and slots return after that; those that were drained
+before stay drained. kbnode resume --all cancels it.`,
 		Example: `  sudo kbnode drain gpu3 --reason 'new fan' --wait
-  sudo kbnode drain --all`,
+  sudo kbnode drain gpu3 --until 18:00
+  sudo kbnode drain --all --reboot`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return drain(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
+	cmd.Flags().StringVar(&f.until, "until", "", "when slots take jobs again: 8h, 3d, 18:00, 2026-12-24 or 2026-12-24T18:00")
+	cmd.Flags().BoolVar(&f.reboot, "reboot", false, "with --all: reboot the machine when the jobs are done, then take jobs again")
+	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "with --reboot: ask nothing")
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until the jobs are done")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "with --wait: how long, such as 30m (default: no limit)")
 	return cmd
@@ -70,6 +81,19 @@ func drain(ctx context.Context, s term.Streams, f drainFlags, args []string) err
 		return term.Usagef("--timeout cannot be negative; write how long to wait, such as 30m")
 	case f.timeout != 0 && !f.wait:
 		return term.Usagef("--timeout limits --wait; add --wait")
+	case f.reboot && !f.all:
+		return term.Usagef("--reboot ends the work of all slots; write kbnode drain --all --reboot")
+	case f.reboot && f.until != "":
+		return term.Usagef("--reboot lets slots take jobs again after the reboot; leave out --until or --reboot")
+	case f.yes && !f.reboot:
+		return term.Usagef("only --reboot asks; leave out --yes")
+	}
+	why := plan.Drain{Reason: f.reason}
+	if f.until != "" {
+		var err error
+		if why.Until, err = text.ParseUntil(f.until, time.Now()); err != nil {
+			return term.Usagef("--until: %v", err)
+		}
 	}
 	selected := node.Selection{All: f.all, Names: args}
 	if err := selected.Check(); err != nil {
@@ -80,10 +104,30 @@ func drain(ctx context.Context, s term.Streams, f drainFlags, args []string) err
 		return err
 	}
 	defer host.Close()
+	if f.reboot {
+		now, err := signals.Now()
+		if err != nil {
+			return err
+		}
+		why.Reboot = now.Boot
+		if s.Asks() && !f.yes {
+			if err := s.Confirm(ctx, "Reboot this machine as soon as no slot has a job?", ""); err != nil {
+				return err
+			}
+		}
+	}
 	host.Log = nil // each slot has its own line
-	p, slots, err := n.Drain(ctx, host.Host, selected, f.reason, func(err error) { s.Warn("%v", err) })
+	p, slots, err := n.Drain(ctx, host.Host, selected, why, func(err error) { s.Warn("%v", err) })
 	if err != nil {
 		return err
+	}
+	switch {
+	case f.reboot && len(slots) == 0:
+		return errors.New("this node has no slots to wait for; type sudo systemctl reboot")
+	case f.reboot:
+		term.Printf(s.Out, "The machine reboots when these slots are idle; sudo kbnode resume --all cancels that.\n")
+	case !why.Until.IsZero():
+		term.Printf(s.Out, "Drained until %s.\n", why.Until.Format(plan.Dates))
 	}
 	if f.timeout > 0 {
 		var cancel context.CancelFunc

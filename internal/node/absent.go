@@ -25,7 +25,7 @@ func absentSlots(s daemon.Snapshot) (absent []standin.Absence, ok bool) {
 		case "drained":
 			var drains []string
 			for _, d := range row.Drains {
-				drains = append(drains, strings.TrimPrefix(d.String(), "drained "))
+				drains = append(drains, strings.TrimLeft(strings.TrimPrefix(d.String(), "drained"), ": "))
 			}
 			a.Reason = strings.Join(drains, "; ")
 		case "parked":

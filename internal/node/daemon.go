@@ -47,9 +47,13 @@ func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
 	if err := n.Refresh(ctx); err != nil {
 		return nil, err
 	}
+	loanEnd, err := n.Config.Loan.End(time.Local)
+	if err != nil {
+		return nil, err // it was validated
+	}
 	return &daemon.Reading{
 		Plan: n.Plan, Inventory: n.Inventory, Drains: n.Drains, Started: began.Up,
-		Listen: n.Config.Metrics.Listen, Notify: n.Config.Notify, Socket: n.Config.Docker.Socket,
+		Listen: n.Config.Metrics.Listen, Notify: n.Config.Notify, LoanEnd: loanEnd, Socket: n.Config.Docker.Socket,
 		Service: standin.Service{Endpoint: n.AgentEndpoint(), AgentVersion: n.agentVersion()},
 		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
 			n.Others = &drains

@@ -9,17 +9,20 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
-// Drain keeps new jobs off the selected slots for a reason, and changes the node accordingly. It
+// Drain keeps new jobs off the selected slots, as the Reason, Until and Reboot of a drain say, and changes the node accordingly. It
 // returns the new plan and those slots. warn hears of failures in other slots, of events that are not
 // recorded, and why the node cannot be planned: then only the slots' agents are changed.
-func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, reason string, warn func(error)) (*plan.Plan, []plan.Slot, error) {
+func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, why plan.Drain, warn func(error)) (*plan.Plan, []plan.Slot, error) {
 	since := time.Now().UTC().Truncate(time.Second)
 	slots, err := n.changeDrains(ctx, host, "drain", selected, func(drains []plan.Drain, slot int) []plan.Drain {
-		return plan.AddDrain(drains, plan.Drain{Slot: slot, By: plan.ByOperator, Reason: reason, Since: since})
+		why.Slot, why.By, why.Since = slot, plan.ByOperator, since
+		return plan.AddDrain(drains, why)
 	}, warn)
 	return n.Plan, slots, err
 }
@@ -42,6 +45,9 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	if err != nil {
 		return nil, err
 	}
+	if !selected.All && rebootPending(n.Drains) {
+		return nil, config.BadInput("a reboot waits for all slots; type sudo kbnode resume --all first, which cancels it")
+	}
 	var unplanned []plan.Slot // drain does not know them
 	if kind == "resume" {
 		unplanned = slotless(n.Plan, n.Drains)
@@ -53,9 +59,9 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	var happened []events.Event
 	drains := n.Drains
 	for _, sl := range slots {
-		before := len(drains)
+		before := drains
 		drains = change(drains, sl.Index)
-		if len(drains) != before {
+		if !slices.Equal(drains, before) {
 			happened = append(happened, events.Event{Kind: kind, Slot: sl.Index, By: plan.ByOperator, Text: drainText(kind, drains, sl.Index)})
 		}
 	}
@@ -92,6 +98,12 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 		return nil, err
 	}
 	return selected.In(slices.Concat(n.Plan.Slots, unplanned))
+}
+
+// rebootPending reports whether an operator asked for a reboot in this boot.
+func rebootPending(drains []plan.Drain) bool {
+	now, err := signals.Now()
+	return slices.ContainsFunc(drains, func(d plan.Drain) bool { return d.Reboot != "" && (err != nil || d.Reboot == now.Boot) })
 }
 
 // slotless returns drains without a slot in the plan as slots that have only a name.

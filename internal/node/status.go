@@ -90,6 +90,7 @@ func (n *Node) readStatus(ctx context.Context, host *reconcile.Host, journal fun
 			st.Slots[i].Problems = append(st.Slots[i].Problems, why)
 		}
 	}
+	st.Warnings = append(st.Warnings, n.ends(state, time.Now())...)
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
 	stored, err := daemon.ReadHealth(n.Root)
 	if err != nil {
@@ -131,7 +132,7 @@ func StatusOf(p *plan.Plan, state *reconcile.State, changes []reconcile.Change) 
 		}
 		row.Drains = s.Drains
 		for _, d := range s.Drains {
-			if d.By != plan.ByOperator { // an operator's drain is wanted
+			if !d.Wanted() {
 				row.Problems = append(row.Problems, d.String())
 			}
 		}

@@ -95,7 +95,7 @@ func TestUnplanned(t *testing.T) {
 				return words
 			}
 
-			p, slots, err := n.Drain(t.Context(), host, Selection{Names: []string{"gpu1"}}, "a fan", warn)
+			p, slots, err := n.Drain(t.Context(), host, Selection{Names: []string{"gpu1"}}, plan.Drain{Reason: "a fan"}, warn)
 			must.Do(t, err)
 			if len(slots) != 1 || slots[0].Name != "gpu1" || slots[0].Serves() || (warned == "") != (tt.why == "") || !strings.Contains(warned, tt.why) || strings.Count(warned, "\n") > 1 {
 				t.Errorf("%+v: warned %q", slots, warned)
@@ -120,13 +120,13 @@ func TestUnplanned(t *testing.T) {
 			}
 			must.Equal(t, "active; active; ", agents())
 			must.Equal(t, before, tree(t, n.Root))
-			if _, _, err := n.Drain(t.Context(), host, Selection{Names: []string{"gpu7"}}, "", warn); err == nil || !strings.Contains(err.Error(), `no slot "gpu7"; it has gpu0, gpu1`) {
+			if _, _, err := n.Drain(t.Context(), host, Selection{Names: []string{"gpu7"}}, plan.Drain{}, warn); err == nil || !strings.Contains(err.Error(), `no slot "gpu7"; it has gpu0, gpu1`) {
 				t.Errorf("another slot: %v", err)
 			}
 		})
 	}
 	n := &Node{Root: t.TempDir()}
-	if _, _, err := n.Drain(t.Context(), &reconcile.Host{Root: n.Root}, Selection{All: true}, "", func(error) {}); !errors.Is(err, ErrNone) {
+	if _, _, err := n.Drain(t.Context(), &reconcile.Host{Root: n.Root}, Selection{All: true}, plan.Drain{}, func(error) {}); !errors.Is(err, ErrNone) {
 		t.Errorf("no node: %v", err)
 	}
 }

@@ -14,20 +14,61 @@ import (
 const DrainsPath = "/var/lib/kbnode/drains.json"
 
 // ByOperator is the By of a slot that was drained with kbnode drain. Any other
-// value is the ID of a health check.
+// value is ByLoan or the ID of a health check.
 const ByOperator = "operator"
+
+// ByLoan is the By of slots of a machine whose loan has ended. Since is then the loan's end.
+const ByLoan = "loan"
+
+// Dates is how times that people wrote are shown: with their zone.
+const Dates = "2006-01-02 15:04 MST"
 
 // Drain makes a slot finish its job and take no more.
 type Drain struct {
 	Slot   int       `json:"slot"`
-	By     string    `json:"by"`     // ByOperator, or the ID of a health check
+	By     string    `json:"by"`     // ByOperator, ByLoan, or the ID of a health check
 	Reason string    `json:"reason"` // "" if an operator gave none
 	Since  time.Time `json:"since"`
+	// Until is when an operator's drain ends by itself; zero means never. A kbnode that does not know it keeps the drain.
+	Until time.Time `json:"until,omitzero"`
+	// Reboot is the kernel's ID of the boot that the machine is to leave as soon as no slot has a job: the drain ends in
+	// the next one, unless Stays: then there was one before. "" means that no reboot was asked for.
+	Reboot string `json:"reboot,omitempty"`
+	Stays  bool   `json:"stays,omitempty"`
 }
 
-// String returns the drain in one line: "drained by operator: new fan".
+// Wanted reports whether people want the drain, so that nothing is wrong.
+func (d Drain) Wanted() bool { return d.By == ByOperator || d.By == ByLoan }
+
+// Now returns what is left of a drain in a boot, and false if it has ended. reached reports whether a time has come.
+func (d Drain) Now(boot string, reached func(time.Time) bool) (Drain, bool) {
+	if d.Reboot != "" && boot != "" && d.Reboot != boot {
+		if !d.Stays {
+			return d, false
+		}
+		d.Reboot, d.Stays = "", false
+	}
+	if d.Until.IsZero() || !reached(d.Until) {
+		return d, true
+	}
+	if d.Reboot == "" {
+		return d, false
+	}
+	d.Until, d.Stays = time.Time{}, false // it holds until the reboot
+	return d, true
+}
+
+// String returns the drain in one line: "drained by operator until the reboot: new fan".
 func (d Drain) String() string {
 	text := "drained by " + d.By
+	switch {
+	case d.By == ByLoan:
+		return "drained: loan ended at " + d.Since.Format(Dates) + "; " + d.Reason
+	case !d.Until.IsZero():
+		text += " until " + d.Until.Format(Dates)
+	case d.Reboot != "" && !d.Stays:
+		text += " until the reboot"
+	}
 	if d.Reason != "" {
 		text += ": " + d.Reason
 	}
@@ -61,12 +102,19 @@ func RenderDrains(drains []Drain) (string, error) {
 	return renderJSON("drained slots", f)
 }
 
-// AddDrain adds a drain. One of the same slot with the same By keeps its time.
+// AddDrain adds a drain. It replaces one of the same slot with the same By, whose Since stays. A reboot changes no
+// other drain, but waits for it.
 func AddDrain(drains []Drain, add Drain) []Drain {
 	drains = slices.Clone(drains)
 	for i, d := range drains {
 		if d.Slot == add.Slot && d.By == add.By {
-			drains[i].Reason = add.Reason
+			if add.Reboot != "" {
+				drains[i].Stays = d.Reboot == "" || d.Stays
+				drains[i].Reboot = add.Reboot
+				return drains
+			}
+			add.Since = d.Since
+			drains[i] = add
 			return drains
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -133,9 +134,57 @@ func TestDrainsFile(t *testing.T) {
 	want := []Drain{{Slot: 0, By: ByOperator, Since: at}, {Slot: 2, By: "gpu.lost", Reason: "gone", Since: at}, operator}
 	must.Equal(t, want, got)
 	must.Equal(t, want[:2], RemoveDrain(got, 2, ByOperator))
+	// A kbnode that knows more has written a drain.
+	got, err = ParseDrains([]byte(`{"schema": ` + strconv.Itoa(Schema) + `, "drains": [{"slot": 2, "by": "operator", "later": true}]}`))
+	must.Do(t, err)
+	must.Equal(t, []Drain{{Slot: 2, By: ByOperator}}, got)
 	for _, bad := range []string{"", "[]", `{"schema": 99}`} {
 		if _, err := ParseDrains([]byte(bad)); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}
+}
+
+func TestDrainEnds(t *testing.T) {
+	t.Parallel()
+	until := time.Date(2026, 12, 24, 18, 0, 0, 0, time.UTC)
+	fan := Drain{Slot: 2, By: ByOperator, Reason: "fan"}
+	limited, reboots, waits, both := fan, fan, fan, fan
+	limited.Until, reboots.Reboot = until, "1"
+	waits.Reboot, waits.Stays = "1", true
+	both.Until, both.Reboot, both.Stays = until, "1", true
+	held := fan
+	held.Reboot = "1"
+	for _, tt := range []struct {
+		name    string
+		in      Drain
+		boot    string
+		reached bool
+		want    Drain
+		ended   bool
+		text    string
+	}{
+		{"no end", fan, "2", true, fan, false, "drained by operator: fan"},
+		{"before its end", limited, "2", false, limited, false, "drained by operator until 2026-12-24 18:00 UTC: fan"},
+		{"at its end", limited, "2", true, limited, true, "drained by operator until 2026-12-24 18:00 UTC: fan"},
+		{"before the reboot", reboots, "1", true, reboots, false, "drained by operator until the reboot: fan"},
+		{"in an unknown boot", reboots, "", true, reboots, false, "drained by operator until the reboot: fan"},
+		{"after the reboot", reboots, "2", true, reboots, true, "drained by operator until the reboot: fan"},
+		{"drained before, before the reboot", waits, "1", true, waits, false, "drained by operator: fan"},
+		{"drained before, after the reboot", waits, "2", true, fan, false, "drained by operator: fan"},
+		{"at its end, before the reboot", both, "1", true, held, false, "drained by operator until 2026-12-24 18:00 UTC: fan"},
+		{"before its end, after the reboot", both, "2", false, limited, false, "drained by operator until 2026-12-24 18:00 UTC: fan"},
+		{"at its end, after the reboot", both, "2", true, limited, true, "drained by operator until 2026-12-24 18:00 UTC: fan"},
+	} {
+		got, ok := tt.in.Now(tt.boot, func(time.Time) bool { return tt.reached })
+		if ok == tt.ended || ok && got != tt.want || tt.in.String() != tt.text {
+			t.Errorf("%s: got %+v, %v, %q", tt.name, got, ok, tt.in)
+		}
+	}
+	// A reboot waits for all drains, and a drain replaces all of them.
+	reboot := Drain{Slot: 2, By: ByOperator, Reason: "driver", Reboot: "1"}
+	must.Equal(t, []Drain{waits}, AddDrain(AddDrain([]Drain{fan}, reboot), reboot))
+	must.Equal(t, []Drain{reboot}, AddDrain(AddDrain(nil, reboot), reboot))
+	must.Equal(t, []Drain{both}, AddDrain([]Drain{limited}, reboot))
+	must.Equal(t, []Drain{fan}, AddDrain([]Drain{both}, fan))
 }

@@ -274,6 +274,11 @@ func (s *Systemd) Stop(_ context.Context, names ...string) error {
 	return s.stop("stop", names)
 }
 
+// StartReboot implements systemd.Manager. Nothing but the record of the call changes.
+func (s *Systemd) StartReboot(context.Context) error {
+	return s.each("reboot", []string{"reboot.target"}, func(string) error { return nil })
+}
+
 // Drain implements systemd.Manager.
 func (s *Systemd) Drain(_ context.Context, names ...string) error {
 	return s.stop("drain", names)

@@ -241,6 +241,28 @@ func (b *Bus) Drain(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
+// StartReboot implements Manager. It asks systemd-logind, which lets programs delay it and people know; where there is none it
+// starts what logind would.
+func (b *Bus) StartReboot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := rebootByLogind(ctx)
+	if isBusError(err, "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitMasked") {
+		_, err = b.systemd().StartUnitContext(ctx, "reboot.target", "replace-irreversibly", nil)
+	}
+	return wrap(err, "reboot")
+}
+
+func rebootByLogind(ctx context.Context) error {
+	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // nothing is left to send
+	const nobodyToAsk = false
+	return conn.Object("org.freedesktop.login1", "/org/freedesktop/login1").CallWithContext(ctx, "org.freedesktop.login1.Manager.Reboot", 0, nobodyToAsk).Err
+}
+
 // Kill implements Manager. A unit without processes is not an error.
 func (b *Bus) Kill(ctx context.Context, name string, all bool, signal syscall.Signal) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

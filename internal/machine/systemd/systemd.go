@@ -31,6 +31,8 @@ type Manager interface {
 	// Stop asks units to stop and waits until they have. At the deadline of ctx it
 	// returns context.DeadlineExceeded, and they continue to stop.
 	Stop(ctx context.Context, names ...string) error
+	// StartReboot begins an orderly reboot of the machine, and does not wait for it.
+	StartReboot(ctx context.Context) error
 	// Drain asks units to stop and does not wait.
 	Drain(ctx context.Context, names ...string) error
 	// Kill sends a signal to the main process of a unit, or to all of them.

@@ -128,6 +128,9 @@ type daemonLoop struct {
 	socket      string            // of the Docker engine; "" before the first plan
 	engine      inventory.Docker  // as it answered last
 	snapshot    Snapshot          // of the current pass
+	loanEnd     time.Time         // Reading.LoanEnd
+	clocks      clocks
+	rebooting   bool // systemd was asked to reboot
 	health      *healthState
 }
 
@@ -161,7 +164,7 @@ func (d *daemonLoop) loop(ctx context.Context) {
 		d.watch(ctx)
 		began := time.Now()
 		d.snapshot = Snapshot{Whole: whole}
-		err := d.pass(ctx, whole)
+		err := errors.Join(d.pass(ctx, whole), d.reboot(ctx))
 		if ctx.Err() != nil {
 			return
 		}

@@ -58,6 +58,8 @@ type fakeNode struct {
 	hang         map[string]chan struct{} // by method: it returns once the channel is closed
 	changed      func(string)
 	away         map[int]string // why the plan parks slots
+	clock        health.Clock
+	loanEnd      time.Time
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -86,6 +88,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Listen:    n.listen,
 		Notify:    config.Notify{URL: n.listen},
 		Socket:    "/run/docker.sock",
+		LoanEnd:   n.loanEnd,
 		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -154,7 +157,7 @@ func (n *fakeNode) Docker(context.Context, string) error {
 func (n *fakeNode) Signals(root string, disks []string) (health.Node, error) {
 	n.set(func() { n.disks = disks })
 	node, err := signals.ReadNode(root, nil)
-	node.Clock = health.ClockUnknown
+	n.set(func() { node.Clock = n.clock })
 	return node, err
 }
 

@@ -154,7 +154,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	moment, err := d.Clock()
 	if err != nil {
 		d.Log.Warn("clocks not read", "err", err)
-		return drainsOf(d.health.Verdicts, o.plan, d.health.state.Now)
+		return append(drainsOf(d.health.Verdicts, o.plan, d.health.state.Now), d.loanDrains(o.plan)...)
 	}
 	states, unread := d.slotStates(ctx, host, o)
 	if !slices.Contains(unread, health.CheckAgent) {
@@ -175,7 +175,8 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	}
 	state, verdicts, happened := health.Judge(d.health.state, in)
 	d.health.state, d.health.Verdicts = state, verdicts
-	drains := drainsOf(verdicts, o.plan, moment.Now)
+	d.clocks.set(moment, in.Node)
+	drains := append(drainsOf(verdicts, o.plan, moment.Now), d.loanDrains(o.plan)...)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
 	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0
@@ -345,6 +346,7 @@ type Reading struct {
 	Started   time.Duration // by health.Moment.Up
 	Listen    string        // address of the metrics; "" for none
 	Notify    config.Notify // who is notified of events
+	LoanEnd   time.Time     // when the machine is to take no more jobs; zero means never
 	Socket    string        // of the Docker engine
 	Service   standin.Service
 	// Replan makes the plan again with other drains than the stored ones.

@@ -29,7 +29,7 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 	return drains
 }
 
-// withHealth returns drains with those of verdicts replaced by the required ones.
+// withHealth returns drains with those of verdicts and of the loan replaced by the required ones.
 func withHealth(drains, required []plan.Drain) []plan.Drain {
 	drains = slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By != plan.ByOperator })
 	return append(drains, required...)
@@ -43,7 +43,9 @@ func sameDrains(a, b []plan.Drain) bool {
 		return strings.Compare(x.By, y.By)
 	}
 	a, b = slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less)
-	return slices.EqualFunc(a, b, func(x, y plan.Drain) bool { return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason })
+	return slices.EqualFunc(a, b, func(x, y plan.Drain) bool {
+		return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason && x.Until.Equal(y.Until) && x.Reboot == y.Reboot && x.Stays == y.Stays
+	})
 }
 
 // hold asks the agents of drained slots to stop, once each, as a drain does: they finish

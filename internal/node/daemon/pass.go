@@ -53,7 +53,7 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 
 // converge brings the machine to its plan, once its health was judged.
 func (d *daemonLoop) converge(ctx context.Context, host *reconcile.Host, o observation, drains []plan.Drain, whole bool) error {
-	if !whole && sameDrains(withHealth(d.drains, drains), d.drains) {
+	if !whole && sameDrains(withHealth(d.current(d.drains), drains), d.drains) {
 		if !pending(o.changes) {
 			d.snapshot.Waiting = len(o.changes)
 			return nil
@@ -128,7 +128,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 		stamp = d.stampOf(r.Plan)
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
-	d.service, d.notify = r.Service, r.Notify
+	d.service, d.notify, d.loanEnd = r.Service, r.Notify, r.LoanEnd
 	d.snapshot.State = nil // the state of a look belongs to another plan
 	d.socket = r.Socket
 	if engine := r.Inventory.Software.Docker; engine.RootDir != "" {
@@ -142,13 +142,17 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	d.snapshot.State = state
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
-	drains := withHealth(r.Drains, d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
+	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: signals.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
-	}}))
+	}})
+	drains := withHealth(d.current(r.Drains), required)
 	var unkept error
 	if !sameDrains(drains, r.Drains) {
 		// On a full disk they hold anyway; the next pass writes them again.
 		unkept = d.keepDrains(host, drains)
+		if unkept == nil {
+			d.recordEnds(r.Drains, drains)
+		}
 		replanned, err := r.Replan(drains)
 		if err != nil {
 			return errors.Join(unkept, err)

@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Config is what the operator wants. The zero value of a field means "decide
@@ -49,6 +51,7 @@ type Config struct {
 	Docker        Docker  `yaml:"docker,omitempty"`
 	Metrics       Metrics `yaml:"metrics,omitempty"`
 	Notify        Notify  `yaml:"notify,omitempty"`
+	Loan          Loan    `yaml:"loan,omitempty"`
 	Hygiene       Hygiene `yaml:"hygiene,omitempty"`
 }
 
@@ -142,6 +145,20 @@ type Notify struct {
 	Command []string `yaml:"command,omitempty"`
 	// URL is where the JSON is posted to, or the path of a file that has it.
 	URL string `yaml:"url,omitempty"`
+}
+
+// Loan is how long a machine is lent.
+type Loan struct {
+	// Until is when slots take no more jobs, a date or RFC 3339. Default: never.
+	Until string `yaml:"until,omitempty"`
+}
+
+// End returns when the loan ends, and the zero time if never. A time without a zone is in loc.
+func (l Loan) End(loc *time.Location) (time.Time, error) {
+	if l.Until == "" {
+		return time.Time{}, nil
+	}
+	return text.ParseDate(l.Until, loc)
 }
 
 // NotifyURL is an address that notifications may be posted to: without TLS only on the node itself.

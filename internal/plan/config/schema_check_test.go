@@ -194,6 +194,8 @@ var moreCases = map[string]bool{
 	"metrics: {listen: '[::1]:9700'}": true, "metrics: {listen: 127.0.0.1}": false, "metrics: {listen: 'http://127.0.0.1:9700'}": false, "metrics: {listen: 9700}": false,
 	"notify: {command: [/bin/page, a b, '']}": true, "notify: {command: /bin/page}": false, "notify: {command: [page]}": false, "notify: {command: [/bin/page, 1]}": true, "notify: {command: [/bin/page, [a]]}": false, "notify: {command: []}": true,
 	"notify: {url: 'https://hooks.example/services/T0/B0/secret?a=b'}": true, "notify: {url: 'https://hooks.example'}": true, "notify: {url: 'http://127.0.0.1:9/x'}": true, "notify: {url: 'http://[::1]/x'}": true, "notify: {url: /etc/kbnode/notify-url}": true,
+	"loan: {until: 2026-12-31}": true, "loan: {until: '2026-12-31T18:00'}": true, "loan: {until: '2026-12-31 18:00'}": true, "loan: {until: '2026-12-31T18:00:00+01:00'}": true, "loan: {until: '2026-12-31T18:00:00Z'}": true,
+	"loan: {until: tomorrow}": false, "loan: {until: 31.12.2026}": false, "loan: {until: 3d}": false, "loan: {until: '2026-12-31T18'}": false, "loan: {end: 2026-12-31}": false,
 	"notify: {url: 'http://hooks.example/x'}": false, "notify: {url: 'http://localhost@hooks.example/x'}": false, "notify: {url: 'http://localhost:80@hooks.example/x'}": false, "notify: {url: 'http://127.0.0.1.example/'}": false, "notify: {url: 'https:///x'}": false, "notify: {url: 'https://a b'}": false, "notify: {url: notify-url}": false,
 	"hygiene: {clocks: 99}": false, "hygiene: {clocks: 100}": true, "hygiene: {clocks: 10001}": false, "hygiene: {clocks: '1410'}": true, "hygiene: {clocks: 10000}": true, "hygiene: {clocks: 20000}": false, "hygiene: {disabled: 'true'}": false,
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
@@ -54,6 +55,9 @@ func Validate(c Config) []Problem {
 	validateJob(c.Job, bad)
 	if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil && c.Image.Updates() {
 		bad("image.auto_update", "%v", err)
+	}
+	if _, err := c.Loan.End(time.UTC); err != nil {
+		bad("loan.until", "%v", err)
 	}
 	if l := c.Metrics.Listen; l != "" {
 		if a, err := netip.ParseAddrPort(l); err != nil || a.Port() == 0 {

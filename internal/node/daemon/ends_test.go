@@ -1,0 +1,153 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/node/events"
+	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// drain stores drains as kbnode drain does.
+func (n *fakeNode) drain(t *testing.T, drains ...plan.Drain) {
+	t.Helper()
+	text, err := plan.RenderDrains(drains)
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600))
+	n.set(func() { n.stamp += "." })
+}
+
+// skewed is the clock of a machine in a boot, off by what skew returns.
+func skewed(boot string, skew func() time.Duration) func() (health.Moment, error) {
+	booted := time.Now().Add(-time.Minute)
+	return func() (health.Moment, error) {
+		return health.Moment{Now: time.Now().Add(skew()), Up: time.Since(booted), Boot: boot}, nil
+	}
+}
+
+func right() time.Duration { return 0 }
+
+func TestDrainUntil(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.clock = twoGPUs(), health.ClockSynchronised
+		n.drain(t, plan.Drain{Slot: 0, By: plan.ByOperator, Until: time.Now().Add(time.Hour)}, plan.Drain{Slot: 1, By: plan.ByOperator})
+		log, _ := running(t, n, Options{})
+		later(59 * time.Minute)
+		n.serves(t)
+		later(90 * time.Second)
+		n.serves(t, 0)
+		if drains := n.drains(); len(drains) != 1 || drains[0].Slot != 1 {
+			t.Errorf("left %+v", drains)
+		}
+		if !slices.Contains(kinds(t, log), "resume: gpu0 may take jobs again: it was drained until 2000-01-01 01:00 UTC") {
+			t.Errorf("events %q", kinds(t, log))
+		}
+	})
+}
+
+// TestDrainOutlastsAWrongClock has a clock without NTP that is in the future for five minutes.
+func TestDrainOutlastsAWrongClock(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		began := time.Now()
+		n.drain(t, plan.Drain{Slot: 0, By: plan.ByOperator, Until: time.Now().Add(time.Hour)})
+		running(t, n, Options{Clock: skewed("1", func() time.Duration {
+			if time.Since(began) < 5*time.Minute {
+				return 1000 * time.Hour
+			}
+			return 0
+		})})
+		later(65 * time.Minute)
+		n.serves(t, 1)
+		later(7 * time.Minute)
+		n.released(t)
+	})
+}
+
+func TestLoanEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.clock, n.loanEnd = twoGPUs(), health.ClockSynchronised, time.Now().Add(time.Hour)
+		skew := time.Duration(0)
+		log, _ := running(t, n, Options{Clock: skewed("1", func() time.Duration { return skew })})
+		later(50 * time.Minute)
+		n.released(t)
+		must.Do(t, n.sd.RunJob(1, "0192"))
+		later(11 * time.Minute)
+		if job := n.sd.FinishJob(1); job != nil {
+			t.Error("the loan's end ended a job: ", job)
+		}
+		later(time.Minute)
+		n.serves(t)
+		if drains := n.drains(); len(drains) != 2 || drains[0].String() != "drained: loan ended at 2000-01-01 01:00 UTC; sudo kbnode uninstall" {
+			t.Errorf("drains %+v", drains)
+		}
+		n.set(func() { n.clock, skew = health.ClockAdrift, -1000*time.Hour })
+		later(10 * time.Minute)
+		n.serves(t)
+		n.set(func() { n.loanEnd, n.stamp = time.Time{}, "another date" })
+		later(time.Minute)
+		n.released(t)
+		var levels []string
+		must.Do(t, log.Read(func(e events.Event) {
+			if e.Kind == "loan" {
+				levels = append(levels, e.Level)
+			}
+		}))
+		must.Equal(t, []string{events.Warn, events.Info}, levels)
+	})
+}
+
+// TestLoanEndsUnplanned has a configuration with a typo when the loan ends.
+func TestLoanEndsUnplanned(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.clock, n.loanEnd = twoGPUs(), health.ClockSynchronised, time.Now().Add(time.Hour)
+		running(t, n, Options{})
+		n.set(func() { n.err, n.stamp = os.ErrInvalid, "typo" })
+		later(62 * time.Minute)
+		n.serves(t)
+	})
+}
+
+func TestReboot(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		rebooted := func() (times int) { // since the last call
+			for _, w := range n.sd.Words() {
+				if w == "reboot reboot.target" {
+					times++
+				}
+			}
+			return times
+		}
+		running(t, n, Options{Clock: skewed("1", right)})
+		must.Do(t, n.sd.RunJob(1, "0192"))
+		n.drain(t, plan.Drain{Slot: 0, By: plan.ByOperator, Reboot: "1", Stays: true}, plan.Drain{Slot: 1, By: plan.ByOperator, Reboot: "1"})
+		later(time.Hour)
+		must.Equal(t, 0, rebooted())
+		n.set(func() { n.err, n.stamp = os.ErrInvalid, "typo" }) // a reboot may mend it
+		must.Do(t, n.sd.FinishJob(1))
+		later(time.Minute)
+		must.Equal(t, 1, rebooted())
+		later(time.Hour)
+		must.Equal(t, 0, rebooted()) // once
+	})
+}
+
+func TestAfterReboot(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		n.drain(t, plan.Drain{Slot: 0, By: plan.ByOperator, Reboot: "1", Stays: true}, plan.Drain{Slot: 1, By: plan.ByOperator, Reboot: "1"})
+		running(t, n, Options{Clock: skewed("2", right)})
+		later(time.Minute)
+		n.serves(t, 1)
+		must.Equal(t, []plan.Drain{{Slot: 0, By: plan.ByOperator}}, n.drains())
+		if slices.Contains(n.sd.Words(), "reboot reboot.target") {
+			t.Error("it reboots again")
+		}
+	})
+}

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/health/signals"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+func TestEnds(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 12, 28, 12, 0, 0, 0, time.UTC)
+	boot, err := signals.Now()
+	must.Do(t, err)
+	pending := []plan.Drain{{Slot: 0, By: plan.ByOperator, Reboot: boot.Boot}}
+	job := []slot.State{{Index: 0, Name: "gpu0", Job: &slot.Job{ID: "0192"}}, {Index: 1, Name: "gpu1", Agent: slot.Unit{Active: "active"}}}
+	for _, tt := range []struct {
+		name, until string
+		drains      []plan.Drain
+		slots       []slot.State
+		want        string
+	}{
+		{"nothing ends", "", nil, job, ""},
+		{"days before the loan's end", "2026-12-31", nil, nil, "the loan ends in 2 days, at 2026-12-31 00:00 UTC: slots then finish their jobs and take no more; loan.until in /etc/kbnode/config.yaml says so"},
+		{"hours before the loan's end", "2026-12-28T18:00", nil, nil, "the loan ends in 6 hours, at 2026-12-28 18:00 UTC: slots then"},
+		{"long before the loan's end", "2027-01-31", nil, nil, ""},
+		{"after the loan's end", "2026-12-28", nil, nil, ""},
+		{"a reboot that waits", "", pending, job, "the machine reboots when its slots are idle: it waits for job 0192 of slot gpu0, the agent of slot gpu1; sudo kbnode resume --all cancels that"},
+		{"a reboot that waits no longer", "", pending, nil, "the machine reboots now"},
+		{"a reboot of an earlier boot", "", []plan.Drain{{By: plan.ByOperator, Reboot: "1"}}, job, ""},
+	} {
+		n := &Node{Config: config.Config{Loan: config.Loan{Until: tt.until}}, Drains: tt.drains, Plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}}}
+		if got := strings.Join(n.ends(&reconcile.State{Slots: tt.slots}, now), "\n"); !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
