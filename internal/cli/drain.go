@@ -59,7 +59,8 @@ func newResume(s term.Streams) *cobra.Command {
 		Aliases: []string{"undrain"},
 		Short:   "Let drained slots take jobs again",
 		Long: `Let slots that kbnode drain drained take jobs again. A slot that a health verdict
-drained returns by itself when the cause is gone.
+drained returns by itself when the cause is gone, unless its GPU failed too often
+(gpu.repeats): then this command returns it.
 
 Some drivers do not report that a GPU was reset. With --mended, earlier messages in
 the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
@@ -151,6 +152,9 @@ func resume(ctx context.Context, s term.Streams, f drainFlags, args []string) er
 		if err := n.ReportResets(ctx, host.Host, selected); err != nil {
 			return err
 		}
+	}
+	if err := n.ReturnGPUs(ctx, host.Host, selected); err != nil {
+		return err
 	}
 	host.Log = nil // each slot has its own line
 	slots, err := n.Resume(ctx, host.Host, selected, func(err error) { s.Warn("%v", err) })

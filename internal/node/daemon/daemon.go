@@ -115,14 +115,15 @@ type daemonLoop struct {
 	gpusAt   time.Time
 	alive    func() bool // of the watch; nil if there is none
 	unwatch  context.CancelFunc
-	changed  chan string     // units that systemd reported
-	slots    []slot.State    // as last read
-	stopping map[int]bool    // slots whose agents were asked to stop for their health
-	reported string          // the last error that was logged
-	address  string          // Reading.Listen
-	service  standin.Service // Reading.Service
-	notify   config.Notify   // Reading.Notify
-	parked   map[int]bool    // slots with an event that they are parked; nil before the first look
+	changed  chan string         // units that systemd reported
+	slots    []slot.State        // as last read
+	stopping map[int]bool        // slots whose agents were asked to stop for their health
+	reported string              // the last error that was logged
+	address  string              // Reading.Listen
+	service  standin.Service     // Reading.Service
+	notify   config.Notify       // Reading.Notify
+	policy   config.HealthPolicy // Reading.Policy
+	parked   map[int]bool        // slots with an event that they are parked; nil before the first look
 
 	parkedSince map[int]time.Time // when slots were first seen parked
 	socket      string            // of the Docker engine; "" before the first plan

@@ -35,6 +35,8 @@ const (
 	maxFacts = 1024
 	// kernelRetry is the time between two attempts to read the kernel's log.
 	kernelRetry = 30 * time.Second
+	// ageTime is how much of the age of faults a reboot may lose.
+	ageTime = time.Hour
 )
 
 // Health is the content of HealthPath.
@@ -65,7 +67,8 @@ type healthState struct {
 	Health         // without its State, which is state
 	file    string // HealthPath below the machine's root
 	state   health.State
-	unsaved bool // something was reported since it was written
+	unsaved bool          // something was reported since it was written
+	aged    time.Duration // State.Age as written
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -145,6 +148,7 @@ type observation struct {
 	state   *reconcile.State   // nil: what its slots run must still be read
 	changes []reconcile.Change // from state to plan
 	gpus    *health.GPUs       // nil: not read
+	out     map[int]string     // slots whose drains for repeated faults are stored, and why
 	node    bool               // also read disks, engine and services
 }
 
@@ -160,14 +164,17 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	if !slices.Contains(unread, health.CheckAgent) {
 		d.recordParked(o.plan, states, moment.Now)
 	}
-	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus}
+	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.policy, Out: o.out}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
 	if o.gpus != nil {
 		d.snapshot.GPUs = o.gpus
-		if in.ResetByHand, err = readResets(host.Root); err != nil {
+		if in.ResetByHand, err = readReports(host.Root, resetsPath); err != nil {
 			d.Log.Warn("repaired GPUs not read", "err", err)
+		}
+		if in.Returned, err = readReports(host.Root, returnsPath); err != nil {
+			d.Log.Warn("returned GPUs not read", "err", err)
 		}
 	}
 	if o.node {
@@ -179,11 +186,12 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	drains := append(drainsOf(verdicts, o.plan, moment.Now), d.loanDrains(o.plan)...)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
-	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0
+	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0
+	d.health.unsaved = d.health.unsaved || state.Counts() && state.Age-d.health.aged > ageTime
 	if !d.health.unsaved || d.save() != nil {
 		return drains // on a full disk, the next pass tries again
 	}
-	if err := removeResets(host.Root, in.ResetByHand); err != nil {
+	if err := errors.Join(removeReports(host.Root, resetsPath, in.ResetByHand), removeReports(host.Root, returnsPath, in.Returned)); err != nil {
 		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
 	return drains
@@ -273,7 +281,9 @@ func (d *daemonLoop) save() error {
 		err = fmt.Errorf("write health: %w", err)
 		d.Log.Warn("health not kept", "err", err)
 	}
-	c.unsaved = err != nil
+	if c.unsaved = err != nil; err == nil {
+		c.aged = c.state.Age
+	}
 	return err
 }
 
@@ -345,6 +355,7 @@ type Reading struct {
 	Drains    []plan.Drain  // as stored
 	Started   time.Duration // by health.Moment.Up
 	Listen    string        // address of the metrics; "" for none
+	Policy    config.HealthPolicy
 	Notify    config.Notify // who is notified of events
 	LoanEnd   time.Time     // when the machine is to take no more jobs; zero means never
 	Socket    string        // of the Docker engine

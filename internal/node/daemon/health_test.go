@@ -117,13 +117,40 @@ func TestOperatorsWord(t *testing.T) {
 			must.Do(t, ReportReset(n.root, []string{"GPU-a"}, 2*time.Second))
 			wake <- struct{}{}
 			synctest.Wait()
-			if ResetPending(n.root) {
+			if ReportPending(n.root) {
 				t.Error("nobody has heard it")
 			}
 			if diff := cmp.Diff(step.want, n.serving(t)); diff != "" {
 				t.Errorf("healthy %t: slots that serve: %s; drains %+v", step.healthy, diff, n.drains())
 			}
 		}
+	})
+}
+
+// TestOutUntilReturned checks that a slot whose GPU failed too often stays out when the state that says so
+// cannot be read, until an operator returns it.
+func TestOutUntilReturned(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.started = twoGPUs(), time.Hour
+		file := filepath.Join(n.root, HealthPath)
+		must.Do(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.Do(t, os.WriteFile(file, []byte("{torn"), 0o600))
+		out := plan.Drain{Slot: 0, By: health.CheckRepeats, Reason: "3 faults; sudo kbnode resume gpu0"}
+		must.Do(t, (&reconcile.Host{Root: n.root}).WriteDrains([]plan.Drain{out}))
+		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
+		_, wake := running(t, n, Options{})
+		for range 2 {
+			later(10 * time.Minute)
+			n.serves(t, 1)
+		}
+		must.Do(t, ReportReturn(n.root, []string{"GPU-a"}, time.Hour))
+		wake <- struct{}{}
+		synctest.Wait()
+		if ReportPending(n.root) {
+			t.Error("nobody has heard it")
+		}
+		later(10 * time.Minute)
+		n.serves(t, 0, 1)
 	})
 }
 

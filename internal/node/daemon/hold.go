@@ -84,3 +84,18 @@ func (d *daemonLoop) keepDrains(host *reconcile.Host, drains []plan.Drain) error
 	_, err := bounded(d, "drained slots", writeTime, func() (struct{}, error) { return struct{}{}, host.WriteDrains(drains) })
 	return err
 }
+
+// outOf returns which slots the stored drains keep out of service for repeated faults, and why, if the
+// health state that says so is lost: what is not known is no reason to return a GPU.
+func (d *daemonLoop) outOf(drains []plan.Drain) map[int]string {
+	if d.health.state.Boot != "" {
+		return nil
+	}
+	out := map[int]string{}
+	for _, drain := range drains {
+		if drain.By == health.CheckRepeats {
+			out[drain.Slot], _, _ = strings.Cut(drain.Reason, "; ")
+		}
+	}
+	return out
+}

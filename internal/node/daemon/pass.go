@@ -128,7 +128,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 		stamp = d.stampOf(r.Plan)
 	}
 	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
-	d.service, d.notify, d.loanEnd = r.Service, r.Notify, r.LoanEnd
+	d.service, d.notify, d.policy, d.loanEnd = r.Service, r.Notify, r.Policy, r.LoanEnd
 	d.snapshot.State = nil // the state of a look belongs to another plan
 	d.socket = r.Socket
 	if engine := r.Inventory.Software.Docker; engine.RootDir != "" {
@@ -142,7 +142,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	d.snapshot.State = state
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
-	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, gpus: &health.GPUs{
+	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, out: d.outOf(r.Drains), gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: signals.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
 	}})
 	drains := withHealth(d.current(r.Drains), required)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/google/renameio/v2"
@@ -17,10 +18,22 @@ import (
 // by it. Like the resets, it does not outlive the boot.
 const resetsPath = "/run/kbnode/mended.json"
 
+// returnsPath likewise stores that an operator returns GPUs to service despite their faults.
+const returnsPath = "/run/kbnode/returned.json"
+
 // ReportReset reports to the daemon that GPUs, by UUID or PCI address, were reset by hand at a
 // time, by health.Moment.Up. The caller must hold the node's lock.
 func ReportReset(root string, gpus []string, at time.Duration) error {
-	all, err := readResets(root)
+	return report(root, resetsPath, gpus, at)
+}
+
+// ReportReturn likewise reports that GPUs may take jobs despite their faults.
+func ReportReturn(root string, gpus []string, at time.Duration) error {
+	return report(root, returnsPath, gpus, at)
+}
+
+func report(root, path string, gpus []string, at time.Duration) error {
+	all, err := readReports(root, path)
 	if err != nil || all == nil {
 		all = map[string]time.Duration{} // reports that cannot be read are replaced
 	}
@@ -29,7 +42,7 @@ func ReportReset(root string, gpus []string, at time.Duration) error {
 	}
 	text, err := json.Marshal(all)
 	if err == nil {
-		err = renameio.WriteFile(filepath.Join(root, resetsPath), text, 0o600)
+		err = renameio.WriteFile(filepath.Join(root, path), text, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("report repaired GPUs: %w", err)
@@ -37,14 +50,16 @@ func ReportReset(root string, gpus []string, at time.Duration) error {
 	return nil
 }
 
-// ResetPending reports whether the daemon has yet to judge by a report of ReportReset.
-func ResetPending(root string) bool {
-	_, err := os.Stat(filepath.Join(root, resetsPath))
-	return err == nil
+// ReportPending reports whether the daemon has yet to judge by a report of ReportReset or ReportReturn.
+func ReportPending(root string) bool {
+	return slices.ContainsFunc([]string{resetsPath, returnsPath}, func(path string) bool {
+		_, err := os.Stat(filepath.Join(root, path))
+		return err == nil
+	})
 }
 
-func readResets(root string) (map[string]time.Duration, error) {
-	text, err := os.ReadFile(filepath.Join(root, resetsPath))
+func readReports(root, path string) (map[string]time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(root, path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -58,11 +73,11 @@ func readResets(root string) (map[string]time.Duration, error) {
 	return all, nil
 }
 
-// removeResets removes the reports that were judged, unless there are new ones.
-func removeResets(root string, judged map[string]time.Duration) error {
-	now, err := readResets(root)
+// removeReports removes the reports that were judged, unless there are new ones.
+func removeReports(root, path string, judged map[string]time.Duration) error {
+	now, err := readReports(root, path)
 	if err != nil || len(judged) == 0 || !maps.Equal(now, judged) {
 		return err
 	}
-	return os.Remove(filepath.Join(root, resetsPath))
+	return os.Remove(filepath.Join(root, path))
 }

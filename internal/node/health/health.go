@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
@@ -91,6 +92,11 @@ type Signals struct {
 	// ResetByHand maps GPUs, by UUID or PCI address, that an operator reports as reset, when
 	// no signal shows it, to the time of the reset by Moment.Up.
 	ResetByHand map[string]time.Duration
+	// Returned maps GPUs, likewise, that an operator returns to service despite their faults.
+	Returned map[string]time.Duration
+	// Out is why slots were out of service for their GPUs' faults before the State was lost, by slot.
+	Out    map[int]string
+	Policy config.HealthPolicy
 }
 
 // Slot is a slot as far as health needs it. A slot with several GPUs is listed once for
@@ -192,7 +198,7 @@ type Event struct {
 // Checks are the stable IDs of all verdicts; docs/health.md has a row for each.
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap,
-	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset,
+	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset, CheckRepeats,
 	CheckDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
@@ -226,6 +232,9 @@ const (
 	CheckAgent  = "slot.agent"
 	CheckLimits = "slot.limits"
 )
+
+// CheckRepeats is the check whose verdict ends only when an operator says so.
+const CheckRepeats = "gpu.repeats"
 
 // Holding returns the strongest verdict that keeps jobs from a slot; ok is false if there
 // is none.

@@ -28,6 +28,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	j.begin()
 	j.name()
 	j.resetByHand()
+	j.returned()
 	for _, f := range in.Kernel {
 		if f.Kind == KindOverrun {
 			j.emit(Event{Kind: "kernel", Check: checkXid, Slot: -1, Level: Warn, Text: f.Text})
@@ -46,6 +47,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	}
 	j.slots()
 	j.settle()
+	j.countFaults()
 	j.s.truncate()
 	j.s.Moment = in.Moment
 	return j.s, j.verdicts(), j.events
@@ -54,9 +56,11 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 // begin compares the clocks with the last call.
 func (j *judge) begin() {
 	if j.s.Boot != j.in.Boot {
+		j.s.Age += j.in.Up
 		j.reboot()
 		return
 	}
+	j.s.Age += max(0, j.in.Up-j.s.Up)
 	skew := j.in.Now.Sub(j.s.Now) - (j.in.Up - j.s.Up)
 	if skew.Abs() > 5*time.Second {
 		j.emit(Event{Kind: "clock", Check: checkClock, Slot: -1, Level: Warn, Text: fmt.Sprintf("the clock jumped by %s", skew.Round(time.Second))})
@@ -71,7 +75,7 @@ func (j *judge) reboot() {
 		j.s.Marks[i].First, j.s.Marks[i].Last = j.in.Up, j.in.Up
 	}
 	for i, g := range j.s.GPUs {
-		j.s.GPUs[i] = gpu{ID: g.ID, PCI: g.PCI, Vendor: g.Vendor, Links: g.Links}
+		j.s.GPUs[i] = gpu{ID: g.ID, PCI: g.PCI, Vendor: g.Vendor, Links: g.Links, record: g.record}
 	}
 }
 
@@ -105,7 +109,16 @@ func (j *judge) name() {
 		g := j.gpu(id, pci)
 		g.PCI = pci
 	}
-	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool { return j.byPCI[g.ID] != "" && j.byPCI[g.ID] != g.ID })
+	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
+		id := j.byPCI[g.ID]
+		if id == "" || id == g.ID {
+			return false
+		}
+		if known := j.gpu(id, g.ID); len(known.Faults) == 0 && known.Out == "" {
+			known.record = g.record
+		}
+		return true
+	})
 	slices.SortFunc(j.s.GPUs, func(a, b gpu) int { return cmp.Compare(a.ID, b.ID) })
 }
 
@@ -307,6 +320,9 @@ func (j *judge) verdicts() []Verdict {
 		// The driver's recovery action overrides the table of Xids.
 		if r := j.find(gpuKey(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
+		}
+		if j.in.Policy.WatchOnly && v.Effect > None && !slices.Contains(gone, m.Check) {
+			v.Effect, v.Reason = None, v.Reason+" (health.watch_only: no slot is drained for it)"
 		}
 		slices.Sort(v.Slots)
 		v.Slots = slices.Compact(v.Slots)

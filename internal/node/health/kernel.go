@@ -177,12 +177,12 @@ func (j *judge) xid(f Fact, id string, c cause) Level {
 	case XidApplication:
 		return Warn // no number of them is held against the GPU: one submission could take the node down
 	case XidIgnored:
-		return Info
+		m.Level = Info
 	case XidRecovery:
 		return j.recovery(id, f.To, f.Up, "Xid 154")
 	case XidUnknown:
 		if c == someJob {
-			return Warn
+			return Warn // a policy would let the job take the GPU out of service
 		}
 		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "report it to NVIDIA"
 		if f.Xid > XidLast {
@@ -201,7 +201,10 @@ func (j *judge) xid(f Fact, id string, c cause) Level {
 	case XidPower:
 		m.Level, m.Quiet, m.Fix = Degraded, idleQuiet, "check the GPU's power supply and cooling"
 	}
-	j.latch(k, f.Up, m)
+	m, kept := j.decide(m, f, class, c)
+	if kept {
+		j.latch(k, f.Up, m)
+	}
 	return m.Level
 }
 

@@ -25,10 +25,13 @@ const (
 type State struct {
 	Schema int `json:"schema"`
 	Moment
-	Next  uint64 `json:"next"` // sequence number of the kernel's first line not yet judged
-	Marks []Mark `json:"marks,omitempty"`
-	GPUs  []gpu  `json:"gpus,omitempty"`
-	Jobs  []ran  `json:"jobs,omitempty"`
+	// Age is how long the node has run, in all boots since the State began. It ages the faults: no
+	// clock that jumps makes them older.
+	Age   time.Duration `json:"age,omitempty"`
+	Next  uint64        `json:"next"` // sequence number of the kernel's first line not yet judged
+	Marks []Mark        `json:"marks,omitempty"`
+	GPUs  []gpu         `json:"gpus,omitempty"`
+	Jobs  []ran         `json:"jobs,omitempty"`
 }
 
 // Mark is a problem, or a suspected one.
@@ -72,6 +75,21 @@ type gpu struct {
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
 	Recent   []line        `json:"recent,omitempty"` // what recently produced an event
+	record
+}
+
+// record is what neither a reset nor a reboot ends.
+type record struct {
+	Xids   []fault `json:"xids,omitempty"`   // of policies with a rate
+	Faults []fault `json:"faults,omitempty"` // in the policy's window
+	Faulty bool    `json:"faulty,omitempty"` // the last of Faults is not over
+	Out    string  `json:"out,omitempty"`    // why it stays out of service; "" if it need not
+}
+
+// fault is a fault of a GPU.
+type fault struct {
+	At   time.Duration `json:"at"` // by State.Age
+	What string        `json:"what"`
 }
 
 // line is a line of the kernel's log with its job.
@@ -110,7 +128,8 @@ func (s State) clone() State {
 	s.Schema = stateSchema
 	s.Marks, s.Jobs, s.GPUs = slices.Clone(s.Marks), slices.Clone(s.Jobs), slices.Clone(s.GPUs)
 	for i := range s.GPUs {
-		s.GPUs[i].Recent = slices.Clone(s.GPUs[i].Recent)
+		g := &s.GPUs[i]
+		g.Recent, g.Xids, g.Faults = slices.Clone(g.Recent), slices.Clone(g.Xids), slices.Clone(g.Faults)
 	}
 	return s
 }

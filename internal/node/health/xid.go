@@ -3,6 +3,8 @@ package health
 import (
 	"fmt"
 	"slices"
+
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
 // XidClass is what an Xid means for a slot.
@@ -93,11 +95,7 @@ var xids = []Xid{
 	{172, XidMemory, "uncorrectable SRAM error"},
 }
 
-var applicationXids = []int{
-	8, 11, 13, 25, 31, 32, 39, 40, 41, 43, 45, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85,
-	86, 88, 89, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130, 131, 132, 133,
-	134, 135, 139, 142,
-}
+var applicationXids = config.XidsOfJobs
 
 var ignoredXids = []int{14, 37, 38, 44, 66, 67, 78, 93, 106, 107, 141, 152, 153, 162}
 

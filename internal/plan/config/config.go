@@ -52,6 +52,7 @@ type Config struct {
 	Metrics       Metrics `yaml:"metrics,omitempty"`
 	Notify        Notify  `yaml:"notify,omitempty"`
 	Loan          Loan    `yaml:"loan,omitempty"`
+	Health        Health  `yaml:"health,omitempty"`
 	Hygiene       Hygiene `yaml:"hygiene,omitempty"`
 }
 
@@ -249,6 +250,7 @@ func (c Config) WithDefaults() Config {
 	c.Image.Name = cmp.Or(c.Image.Name, DefaultImage)
 	c.Image.Keep = cmp.Or(c.Image.Keep, DefaultKeep)
 	c.Docker.Socket = cmp.Or(c.Docker.Socket, DefaultDockerSocket)
+	c.Health.Repeats = cmp.Or(c.Health.Repeats, DefaultRepeats)
 	c.Hygiene.Clocks = cmp.Or(c.Hygiene.Clocks, ClocksDefault)
 	return c
 }

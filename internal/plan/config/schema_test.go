@@ -120,14 +120,14 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	walk(&root, reflect.TypeFor[Config](), "")
 	for key, want := range map[string]string{
 		"node": nodeForm().String(), "agent.endpoint": endpointForm().String(), "agent.download_sha256": sumForm().String(), "image.name": imageForm().String(),
-		"agent.binary": pathForm().String(), "notify.url": webhookForm().String(), "docker.socket": pathForm().String(),
+		"agent.binary": pathForm().String(), "notify.url": webhookForm().String(), "docker.socket": pathForm().String(), "health.repeats": repeatsForm().String(),
 	} {
 		if nodes[key].Pattern != want {
 			t.Errorf("%s: the schema has %s, want %s", key, nodes[key].Pattern, want)
 		}
 	}
 	for key, want := range map[string]string{
-		"agent.tags": tagForm().String(), "job.private_registries": registryForm().String(), "job.allowed_networks": destinationForm().String(),
+		"agent.tags": tagForm().String(), "health.xids": xidForm().String(), "job.private_registries": registryForm().String(), "job.allowed_networks": destinationForm().String(),
 	} {
 		if nodes[key].Items.Pattern != want {
 			t.Errorf("%s: the schema has %s, want %s", key, nodes[key].Items.Pattern, want)
@@ -141,7 +141,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 			t.Errorf("%s: the schema's maximum is not %d", key, want)
 		}
 	}
-	if nodes["groups"].MaxItems != MaxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations {
+	if nodes["groups"].MaxItems != MaxSlots || nodes["job.allowed_networks"].MaxItems != maxDestinations || nodes["health.xids"].MaxItems != maxXidRules {
 		t.Error("the schema takes longer lists, or only shorter ones")
 	}
 	must.Equal(t, []any{NetworkBridge, NetworkInternet, NetworkNone}, nodes["job.network"].Enum)

@@ -53,6 +53,7 @@ func Validate(c Config) []Problem {
 	validateShape(c, bad)
 	validateAgent(c.Agent, bad)
 	validateJob(c.Job, bad)
+	validateHealth(c.Health, bad)
 	if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil && c.Image.Updates() {
 		bad("image.auto_update", "%v", err)
 	}
@@ -118,6 +119,8 @@ func validateForms(c Config, bad func(key, format string, args ...any)) {
 		{"agent.tags", c.Agent.Tags, tagForm, "a tag; write key=value without spaces, commas or quotes"},
 		{"notify.command", c.Notify.Command[:min(1, len(c.Notify.Command))], pathForm, "an absolute path; write that of a program, such as /usr/local/bin/page"},
 		{"notify.url", one(c.Notify.URL), webhookForm, "an https address or the path of a file that has one; write one such as https://alerts.example/kbnode or /etc/kbnode/notify-url"},
+		{"health.xids", c.Health.Xids, xidForm, "an Xid and what follows; write ignore, warn, degraded, drain or park, such as 63=drain, or drain@3/24h for 3 in 24 hours"},
+		{"health.repeats", one(c.Health.Repeats), repeatsForm, "a number of faults in a number of hours; write 1 to 20 and the hours, such as 3/168h, or " + NoLimit},
 		{"docker.socket", one(c.Docker.Socket), pathForm, "an absolute path; write one that begins with /"},
 		{"job.profile", one(c.Job.Profile), profileForm, "valid; write " + ProfileCompatible + " or " + ProfileStrict},
 		{"job.network", one(c.Job.Network), networkForm, "valid; write " + NetworkBridge + " or " + NetworkInternet + " or " + NetworkNone},

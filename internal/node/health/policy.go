@@ -1,0 +1,162 @@
+package health
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+)
+
+// gone are the checks of GPUs that cannot run a job, whatever the policy says.
+var gone = []string{checkLost, checkMissing, checkError}
+
+// counted are the checks whose fatal verdicts are faults of a GPU. What a driver's installation or
+// someone who swaps GPUs does is none.
+var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap, checkNVLink, checkRAS, checkReset}
+
+// provoked are Xids of other classes than XidApplication that some programs cause.
+var provoked = []int{108, 137}
+
+// decide changes what follows from an Xid as the policy says. kept is false if no verdict follows.
+func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bool) {
+	i := slices.IndexFunc(j.in.Policy.Xids, func(r config.XidRule) bool { return r.Xid == f.Xid })
+	if i < 0 || class == XidLost || class == XidApplication {
+		return m, class != XidIgnored
+	}
+	r := j.in.Policy.Xids[i]
+	old := j.find(gpuKey(checkXid, j.id(f), fmt.Sprint(f.Xid)))
+	stronger := (r.Action == config.XidDrain || r.Action == config.XidPark) && m.Effect == None
+	if mayBeJob := class == XidIgnored || class == XidUnknown || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
+		return m, class != XidIgnored
+	}
+	switch r.Action {
+	case config.XidIgnore:
+		m.Level = Info
+		return m, false
+	case config.XidWarn:
+		m.Level, m.Effect, m.Quiet = Warn, None, idleQuiet
+	case config.XidDegraded:
+		m.Level, m.Effect, m.Quiet = Degraded, None, idleQuiet
+	default:
+		reached := j.countXid(j.id(f), f, r.Rate)
+		if !reached && (old == nil || old.Effect == None) { // nothing that was decided is taken back
+			if m.Level > Degraded {
+				m.Level, m.Effect, m.Quiet = Degraded, None, idleQuiet
+			}
+			return m, class != XidIgnored
+		}
+		m.Level, m.Effect, m.Quiet = Fatal, Drain, 0
+		if r.Action == config.XidPark {
+			m.Effect = Park
+		}
+		if r.Rate.Count > 1 {
+			m.Reason += ", " + r.Rate.String()
+		}
+	}
+	if m.Fix == "" {
+		m.Fix = fixReset(j.addressOf(j.id(f)))
+	}
+	return m, true
+}
+
+// id returns the ID of the GPU that a line is about.
+func (j *judge) id(f Fact) string {
+	if id := j.byPCI[f.PCI]; id != "" {
+		return id
+	}
+	return f.PCI
+}
+
+// countXid counts an Xid, those of one minute once, and reports whether it came as often as a rate says.
+func (j *judge) countXid(id string, f Fact, rate config.Rate) bool {
+	if rate.Count < 2 {
+		return true
+	}
+	g, what, at := j.gpu(id, f.PCI), fmt.Sprint(f.Xid), j.s.Age-(j.in.Up-f.Up)
+	same := func(x fault) bool { return x.What == what }
+	g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool { return same(x) && at-x.At > rate.Window })
+	if !slices.ContainsFunc(g.Xids, func(x fault) bool { return same(x) && (at-x.At).Abs() < time.Minute }) {
+		g.Xids = append(g.Xids, fault{at, what})
+	}
+	n := 0
+	for _, x := range g.Xids {
+		if same(x) {
+			n++
+		}
+	}
+	if n > rate.Count { // the oldest
+		g.Xids = slices.Delete(g.Xids, slices.IndexFunc(g.Xids, same), slices.IndexFunc(g.Xids, same)+1)
+	}
+	return n >= rate.Count
+}
+
+// Counts reports whether s has faults that time ends: then its Age should be stored now and then, since
+// time that is not stored before a reboot does not end them.
+func (s State) Counts() bool {
+	return slices.ContainsFunc(s.GPUs, func(g gpu) bool { return len(g.Faults)+len(g.Xids) > 0 })
+}
+
+// returned forgets the faults of GPUs that an operator returns to service. Later ones stay.
+func (j *judge) returned() {
+	for _, s := range j.in.Slots {
+		if why, id := j.in.Out[s.Index], j.idOf(s); why != "" && id != "" {
+			j.gpu(id, s.PCI).Out = why
+		}
+	}
+	for id, up := range j.in.Returned {
+		at := j.s.Age - max(0, j.in.Up-up)
+		for i := range j.s.GPUs {
+			if g := &j.s.GPUs[i]; g.ID == id || g.PCI == normalPCI(id) && g.PCI != "" {
+				g.Out = ""
+				g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return f.At <= at })
+			}
+		}
+	}
+}
+
+// countFaults counts the faults of each GPU, all verdicts at a time as one, and takes the GPUs that
+// have too many out of service until an operator returns them.
+func (j *judge) countFaults() {
+	rate := j.in.Policy.Repeats
+	for i := range j.s.GPUs {
+		g := &j.s.GPUs[i]
+		was := g.Faulty
+		g.Faulty = false
+		for _, m := range j.s.Marks {
+			if m.GPU != g.ID || !m.Shown || m.Level < Fatal || m.Effect == None || !slices.Contains(counted, m.Check) {
+				continue
+			}
+			if !was && !g.Faulty {
+				what := m.Check
+				if m.Check == checkXid {
+					what = "Xid " + m.Detail
+				}
+				g.Faults = append(g.Faults, fault{j.s.Age, what})
+			}
+			g.Faulty = true
+		}
+		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > rate.Window })
+		if rate.Count > 0 && len(g.Faults) > rate.Count {
+			g.Faults = g.Faults[len(g.Faults)-rate.Count:]
+		}
+		if g.Out == "" && rate.Count > 0 && len(g.Faults) >= rate.Count {
+			var what []string
+			for _, f := range g.Faults {
+				what = append(what, f.What)
+			}
+			g.Out = fmt.Sprintf("the GPU at %s had %d faults in %s (%s): it stays out until an operator returns it", j.addressOf(g.ID), len(g.Faults), strings.SplitN(rate.String(), " in ", 2)[1], strings.Join(what, ", "))
+		}
+		j.update(gpuKey(CheckRepeats, g.ID), g.Out != "" && rate.Count > 0 && len(j.slotsOf(g.ID)) > 0, Mark{Level: Fatal, Effect: Drain, Reason: g.Out, Fix: "sudo kbnode resume" + j.slotNames(g.ID)})
+	}
+}
+
+// slotNames returns the names of a GPU's slots, each after a space.
+func (j *judge) slotNames(id string) string {
+	names := ""
+	for _, s := range j.slotsOf(id) {
+		names += fmt.Sprintf(" gpu%d", s.Index)
+	}
+	return names
+}

@@ -1,0 +1,183 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+func withPolicy(h config.Health) Signals {
+	in := machine(8)
+	in.Policy = h.Policy()
+	return in
+}
+
+// Each row has lines of an Xid of the fourth GPU, an hour apart, and the verdict after each.
+func TestPolicyOfXids(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		rule string
+		xid  int
+		job  string
+		want []string
+	}{
+		{"48=ignore", 48, "", []string{""}},
+		{"48=warn", 48, "", []string{"gpu.xid warn none [3]"}},
+		{"48=degraded", 48, "", []string{"gpu.xid degraded none [3]"}},
+		{"63=drain", 63, "", []string{"gpu.xid fatal drain [3]"}},
+		{"63=park", 63, "job-1", []string{"gpu.xid fatal park [3]"}},
+		{"63=drain@3/24h", 63, "", []string{"gpu.xid degraded none [3]", "gpu.xid degraded none [3]", "gpu.xid fatal drain [3]", "gpu.xid fatal drain [3]"}},
+		{"48=drain@2/24h", 48, "", []string{"gpu.xid degraded none [3]", "gpu.xid fatal drain [3]"}},
+		{"63=drain@2/1h", 63, "", []string{"gpu.xid degraded none [3]", "gpu.xid fatal drain [3]"}},
+		{"999=park", 999, "", []string{"gpu.xid fatal park [3]"}},
+		{"999=park", 999, "job-1", []string{""}},
+		{"14=drain", 14, "", []string{"gpu.xid fatal drain [3]"}},
+		{"14=drain", 14, "job-1", []string{""}},
+		{"14=drain@2/24h", 14, "", []string{"", "gpu.xid fatal drain [3]"}},
+		{"137=drain", 137, "job-1", []string{"gpu.xid degraded none [3]"}},
+		{"137=drain", 137, "", []string{"gpu.xid fatal drain [3]"}},
+	} {
+		t.Run(row.rule+" "+row.job, func(t *testing.T) {
+			t.Parallel()
+			in := withPolicy(config.Health{Xids: []string{row.rule}})
+			in.Slots[3].Job = row.job
+			n := newNode(t, in)
+			for _, want := range row.want {
+				got := n.lines(time.Hour, xidLineOf(3, row.xid, "words"))
+				if want == "" {
+					n.want(got)
+				} else {
+					n.want(got, want)
+				}
+			}
+		})
+	}
+}
+
+// A policy changes what follows from the Xids that it names, and from nothing else.
+func TestPolicyNamesOne(t *testing.T) {
+	t.Parallel()
+	actions := []string{"ignore", "warn", "degraded", "drain", "park", "drain@2/24h"}
+	for number := 1; number <= XidLast+1; number++ {
+		for _, job := range []string{"", "job-1"} {
+			after := func(h config.Health) string {
+				in := withPolicy(h)
+				in.Slots[3].Job = job
+				n := newNode(t, in)
+				return fmt.Sprint(n.lines(time.Second, xidLineOf(3, number, "words")), n.events)
+			}
+			other := fmt.Sprintf("%d=%s", number+1, actions[number%len(actions)])
+			must.Equal(t, after(config.Health{}), after(config.Health{Xids: []string{other}}))
+		}
+	}
+}
+
+func TestWatchOnly(t *testing.T) {
+	t.Parallel()
+	for xid, want := range map[int]string{48: "gpu.xid fatal none [3]", 79: "gpu.lost fatal park [3]"} {
+		n := newNode(t, withPolicy(config.Health{WatchOnly: true}))
+		n.want(n.lines(time.Second, xidLineOf(3, xid, "words")), want)
+		if len(n.events) == 0 {
+			t.Errorf("Xid %d: no event", xid)
+		}
+	}
+}
+
+// fail lets the fourth GPU fail and be reset.
+func (n *node) fail(later time.Duration) []Verdict {
+	n.lines(later, xidLineOf(3, 48, "words"), xidLineOf(3, 64, "words"))
+	n.in.ResetByHand = map[string]time.Duration{uuid(3): n.in.Up + time.Second}
+	got := n.judgeAfter(time.Minute, nil)
+	n.in.ResetByHand = nil
+	return got
+}
+
+func TestRepeats(t *testing.T) {
+	t.Parallel()
+	const out = "gpu.repeats fatal drain [3]"
+	week := config.Health{Repeats: "3/168h"}
+	start := func(t *testing.T, h config.Health, faults int) *node {
+		n := newNode(t, withPolicy(h))
+		for i := range faults {
+			if got := n.fail(time.Hour); i < 2 {
+				n.want(got)
+			}
+		}
+		return n
+	}
+	t.Run("until an operator says so", func(t *testing.T) {
+		n := start(t, week, 3)
+		got := n.judgeAfter(400*time.Hour, nil)
+		n.want(got, out)
+		if !strings.Contains(got[0].Reason, "3 faults in 7 days (Xid 48, Xid 48, Xid 48)") || got[0].Fix != "sudo kbnode resume gpu3" {
+			t.Errorf("it says %q, %q", got[0].Reason, got[0].Fix)
+		}
+		n.in.Returned = map[string]time.Duration{uuid(3): n.in.Up}
+		n.want(n.judgeAfter(time.Second, nil))
+		n.in.Returned = nil
+		n.want(n.fail(time.Hour)) // the count is new
+		n.want(n.fail(time.Hour))
+		n.want(n.fail(time.Hour), out)
+	})
+	t.Run("over a reboot, a clock that jumps and a restart", func(t *testing.T) {
+		n := start(t, week, 2)
+		n.in.Boot, n.in.Up, n.in.Now = "another", time.Minute, n.in.Now.Add(-9999*time.Hour)
+		n.judgeAfter(time.Second, nil)
+		n.in.Now = n.in.Now.Add(99999 * time.Hour)
+		n.want(n.judgeAfter(time.Second, nil))
+		text, err := json.Marshal(n.state)
+		must.Do(t, err)
+		n.state, err = ParseState(text)
+		must.Do(t, err)
+		n.want(n.fail(time.Hour), out)
+		n.in.Boot, n.in.Up = "a third", time.Minute
+		n.want(n.judgeAfter(time.Second, nil), out)
+	})
+	t.Run("not those of long ago", func(t *testing.T) {
+		n := start(t, week, 2)
+		n.want(n.fail(168 * time.Hour))
+		n.want(n.fail(time.Hour))
+		n.want(n.fail(time.Hour), out)
+	})
+	t.Run("none", func(t *testing.T) {
+		n := start(t, config.Health{Repeats: config.NoLimit}, 5)
+		n.want(n.judgeAfter(time.Hour, nil))
+	})
+	t.Run("a lost state", func(t *testing.T) {
+		n := newNode(t, withPolicy(week))
+		n.in.Out = map[int]string{3: "3 faults"}
+		n.want(n.judgeAfter(time.Second, nil), out)
+		n.in.Out = nil
+		n.want(n.judgeAfter(time.Hour, nil), out)
+	})
+	t.Run("the operator's word is older than the last fault", func(t *testing.T) {
+		n := start(t, week, 1)
+		said := n.in.Up
+		n.fail(time.Hour)
+		n.in.Returned = map[string]time.Duration{uuid(3): said}
+		n.judgeAfter(time.Second, nil)
+		n.in.Returned = nil
+		n.want(n.fail(time.Hour))
+		n.want(n.fail(time.Hour), out)
+	})
+}
+
+// Xids that the configuration refuses are those that a job can cause, by the table.
+func TestXidsOfJobs(t *testing.T) {
+	t.Parallel()
+	refused := map[int]bool{}
+	for number := 1; number <= XidLast; number++ {
+		c := config.Config{Health: config.Health{Xids: []string{fmt.Sprintf("%d=drain", number)}}}
+		refused[number] = len(config.Validate(c)) > 0
+		class := LookupXid(number).Class
+		must.Equal(t, class == XidApplication || class == XidLost || class == XidRecovery, refused[number])
+	}
+	must.Equal(t, XidLast, len(slices.Collect(maps.Keys(refused))))
+}
