@@ -281,7 +281,8 @@ func (d *daemonLoop) save() error {
 		err = fmt.Errorf("write health: %w", err)
 		d.Log.Warn("health not kept", "err", err)
 	}
-	if c.unsaved = err != nil; err == nil {
+	c.unsaved = err != nil
+	if err == nil {
 		c.aged = c.state.Age
 	}
 	return err

@@ -321,7 +321,7 @@ func (j *judge) verdicts() []Verdict {
 		if r := j.find(gpuKey(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
 		}
-		if j.in.Policy.WatchOnly && v.Effect > None && !slices.Contains(gone, m.Check) {
+		if j.in.Policy.WatchOnly && v.Effect > None && !slices.Contains(unusable, m.Check) {
 			v.Effect, v.Reason = None, v.Reason+" (health.watch_only: no slot is drained for it)"
 		}
 		slices.Sort(v.Slots)

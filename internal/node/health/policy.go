@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
-// gone are the checks of GPUs that cannot run a job, whatever the policy says.
-var gone = []string{checkLost, checkMissing, checkError}
+// unusable are the checks of GPUs that cannot run a job, whatever the policy says.
+var unusable = []string{checkLost, checkMissing, checkError}
 
 // counted are the checks whose fatal verdicts are faults of a GPU. What a driver's installation or
 // someone who swaps GPUs does is none.

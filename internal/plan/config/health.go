@@ -99,10 +99,10 @@ func validateHealth(h Health, bad func(key, format string, args ...any)) {
 	if len(h.Xids) > maxXidRules {
 		bad("health.xids", "has %d entries; write at most %d", len(h.Xids), maxXidRules)
 	}
-	seen := map[int]bool{}
+	listed := map[int]bool{}
 	for _, r := range h.Policy().Xids {
 		switch {
-		case seen[r.Xid]:
+		case listed[r.Xid]:
 			bad("health.xids", "Xid %d is listed twice; list each once", r.Xid)
 		case r.Xid == 79:
 			bad("health.xids", "Xid 79 means that the GPU is gone, and nothing that is written here brings it back; leave it out")
@@ -111,7 +111,7 @@ func validateHealth(h Health, bad func(key, format string, args ...any)) {
 		case r.Xid == 109 || slices.Contains(XidsOfJobs, r.Xid):
 			bad("health.xids", "jobs cause Xid %d at will, and one could take the node out of service; leave it out", r.Xid)
 		}
-		seen[r.Xid] = true
+		listed[r.Xid] = true
 	}
 }
 
