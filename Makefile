@@ -176,11 +176,11 @@ spell: | deps-check ## find misspelled words in documents, comments and messages
 prose: $(VALE) ## check the words of documents, comments and messages against .vale/kbnode
 	$(call worktree,'*.go' '*.md' ':!:*/testdata/*') | xargs -d '\n' $(VALE) --output=line
 
-# The linters run go vet.
 .PHONY: rules
 rules: $(PROMTOOL) ## check and test the alerts
 	cd packaging/prometheus && $(PROMTOOL) check rules kbnode.rules.yml && $(PROMTOOL) test rules kbnode.rules.test.yml
 
+# The linters run go vet.
 .PHONY: unit race
 unit race: $(AGENT) $(GOTESTSUM) | deps-$(HOST_ARCH) deps-check
 	KBNODE_TEST_AGENT=$(AGENT) test/retest.sh $@ ./... $(if $(filter race,$@),-race) -vet=off -short

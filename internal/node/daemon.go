@@ -47,7 +47,7 @@ func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
 	if err := n.Refresh(ctx); err != nil {
 		return nil, err
 	}
-	loanEnd, err := n.Config.Loan.End(time.Local)
+	loanEnd, err := n.loanEnd(time.Local)
 	if err != nil {
 		return nil, err // it was validated
 	}

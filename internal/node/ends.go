@@ -13,9 +13,17 @@ import (
 // loanNotice is how long before its end status warns of a loan's end.
 const loanNotice = 7 * 24 * time.Hour
 
+// loanEnd returns when the loan ends, and the zero time if never. A time without a zone is in loc.
+func (n *Node) loanEnd(loc *time.Location) (time.Time, error) {
+	if n.Config.Loan.Until == "" {
+		return time.Time{}, nil
+	}
+	return text.ParseDate(n.Config.Loan.Until, loc)
+}
+
 // ends returns warnings about what ends soon: the loan, and this boot.
 func (n *Node) ends(state *reconcile.State, now time.Time) (warnings []string) {
-	if end, err := n.Config.Loan.End(now.Location()); err == nil && end.After(now) && end.Sub(now) <= loanNotice {
+	if end, err := n.loanEnd(now.Location()); err == nil && end.After(now) && end.Sub(now) <= loanNotice {
 		left := text.Count(int(end.Sub(now)/(24*time.Hour)), "day")
 		if end.Sub(now) < 24*time.Hour {
 			left = text.Count(int(end.Sub(now)/time.Hour), "hour")

@@ -133,7 +133,7 @@ func (r *Report) score(m [][2]float64) float64 {
 	return logs / float64(len(m))
 }
 
-// difference returns the paired t-interval of logarithms of ratios. Whoever is compared with itself is called
+// difference returns the paired t-interval of logarithms of ratios. A submission that is compared with itself is called
 // faster or slower with probability 1 - level.
 func difference(logs []float64, level float64) Difference {
 	center := mean(logs)

@@ -6,21 +6,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // maxSource bounds the lines of source that Python shows of one call; more are output that looks like them.
 const maxSource = 12
-
-var (
-	// groupForm matches what Python draws before the lines of an exception group.
-	groupForm = lazy.Regexp(`^ *[|+] `)
-	frameForm = lazy.Regexp(`^  File "([^"]*)", line [0-9]+(, in )?`)
-	againForm = lazy.Regexp(`^  \[Previous line repeated ([0-9]{1,9}) more times?\]$`)
-	// packageForm matches files of Python and of packages.
-	packageForm = lazy.Regexp(`^<frozen |/(site|dist)-packages/|/lib(64)?/python3[0-9.]*/`)
-)
 
 // joints are what Python writes between two tracebacks of one exception.
 var joints = []string{
@@ -128,23 +118,23 @@ func writeCalls(b *strings.Builder, part string) {
 		short.Reset()
 	}
 	for line := range strings.Lines(part) {
-		prefix := groupForm().FindString(line)
+		prefix := groupPrefix(line)
 		body := strings.TrimSuffix(line[len(prefix):], "\n")
-		frame, again := frameForm().FindStringSubmatch(body), againForm().FindStringSubmatch(body)
+		file, called, isFrame := frameOf(body)
+		again := timesAgain(body)
 		switch {
 		case strings.HasSuffix(body, "Traceback (most recent call last):"):
 			flush()
 			inside, entered, skip, source = true, false, false, 0
 		case !inside:
-		case frame != nil:
-			skip, source = frame[2] != "" && isOutside(frame[1], entered), 0
+		case isFrame:
+			skip, source = called && isOutside(file, entered), 0
 			entered = entered || !skip
 			if skip {
 				left++
 			}
-		case skip && again != nil:
-			n, _ := strconv.Atoi(again[1])
-			left += n
+		case skip && again > 0:
+			left += again
 		case strings.HasPrefix(body, "    ") && source < maxSource:
 			source++
 		default: // the exception, or what only looks like a traceback
@@ -163,5 +153,51 @@ func writeCalls(b *strings.Builder, part string) {
 
 // isOutside reports whether a file is not the submission's. Once that was entered, a file with the judge's name is its own.
 func isOutside(file string, entered bool) bool {
-	return !entered && (file == "<string>" || path.Base(file) == "eval.py") || packageForm().MatchString(file)
+	return !entered && (file == "<string>" || path.Base(file) == "eval.py") || isPackage(file)
+}
+
+const digits = "0123456789"
+
+// groupPrefix returns what Python draws before a line of an exception group, such as "  | ".
+func groupPrefix(line string) string {
+	rest := strings.TrimLeft(line, " ")
+	if !strings.HasPrefix(rest, "| ") && !strings.HasPrefix(rest, "+ ") {
+		return ""
+	}
+	return line[:len(line)-len(rest)+2]
+}
+
+// frameOf returns the file in a line that begins a frame, and whether the frame is a call: that of a syntax error is none.
+func frameOf(line string) (file string, called, ok bool) {
+	rest, is := strings.CutPrefix(line, `  File "`)
+	file, rest, found := strings.Cut(rest, `", line `)
+	after := strings.TrimLeft(rest, digits)
+	ok = is && found && !strings.Contains(file, `"`) && after != rest
+	return file, strings.HasPrefix(after, ", in "), ok
+}
+
+// timesAgain returns how often the frame above a line was repeated, if the line says so.
+func timesAgain(line string) int {
+	rest, is := strings.CutPrefix(line, "  [Previous line repeated ")
+	count, unit, _ := strings.Cut(rest, " ")
+	n, err := strconv.ParseUint(count, 10, 30)
+	if !is || err != nil || unit != "more times]" && unit != "more time]" {
+		return 0
+	}
+	return int(n)
+}
+
+// isPackage reports whether a file is Python's or of an installed package.
+func isPackage(file string) bool {
+	if strings.HasPrefix(file, "<frozen ") || strings.Contains(file, "/site-packages/") || strings.Contains(file, "/dist-packages/") {
+		return true
+	}
+	for _, lib := range []string{"/lib/python3", "/lib64/python3"} {
+		for _, rest := range strings.Split(file, lib)[1:] {
+			if strings.HasPrefix(strings.TrimLeft(rest, digits+"."), "/") {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -86,7 +86,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Started:   n.started,
 		Drains:    n.drains(),
 		Listen:    n.listen,
-		Policy:    config.HealthPolicy{Repeats: config.Rate{Count: 3, Window: 168 * time.Hour}},
+		Policy:    config.HealthPolicy{Repeats: config.Rate{Count: 3, Hours: 168}},
 		Notify:    config.Notify{URL: n.listen},
 		Socket:    "/run/docker.sock",
 		LoanEnd:   n.loanEnd,

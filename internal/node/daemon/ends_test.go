@@ -129,7 +129,7 @@ func TestReboot(t *testing.T) {
 		n.drain(t, plan.Drain{Slot: 0, By: plan.ByOperator, Reboot: "1", Stays: true}, plan.Drain{Slot: 1, By: plan.ByOperator, Reboot: "1"})
 		later(time.Hour)
 		must.Equal(t, 0, rebooted())
-		n.set(func() { n.err, n.stamp = os.ErrInvalid, "typo" }) // a reboot may mend it
+		n.set(func() { n.err, n.stamp = os.ErrInvalid, "typo" }) // a reboot may help
 		must.Do(t, n.sd.FinishJob(1))
 		later(time.Minute)
 		must.Equal(t, 1, rebooted())

@@ -76,7 +76,7 @@ func (j *judge) countXid(id string, f Fact, rate config.Rate) bool {
 	}
 	g, what, at := j.gpu(id, f.PCI), fmt.Sprint(f.Xid), j.s.Age-(j.in.Up-f.Up)
 	same := func(x fault) bool { return x.What == what }
-	g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool { return same(x) && at-x.At > rate.Window })
+	g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool { return same(x) && at-x.At > time.Duration(rate.Hours)*time.Hour })
 	if !slices.ContainsFunc(g.Xids, func(x fault) bool { return same(x) && (at-x.At).Abs() < time.Minute }) {
 		g.Xids = append(g.Xids, fault{at, what})
 	}
@@ -137,7 +137,7 @@ func (j *judge) countFaults() {
 			}
 			g.Faulty = true
 		}
-		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > rate.Window })
+		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > time.Duration(rate.Hours)*time.Hour })
 		if rate.Count > 0 && len(g.Faults) > rate.Count {
 			g.Faults = g.Faults[len(g.Faults)-rate.Count:]
 		}
@@ -154,9 +154,9 @@ func (j *judge) countFaults() {
 
 // slotNames returns the names of a GPU's slots, each after a space.
 func (j *judge) slotNames(id string) string {
-	names := ""
+	var names strings.Builder
 	for _, s := range j.slotsOf(id) {
-		names += fmt.Sprintf(" gpu%d", s.Index)
+		_, _ = fmt.Fprintf(&names, " gpu%d", s.Index)
 	}
-	return names
+	return names.String()
 }

@@ -10,10 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
-	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Config is what the operator wants. The zero value of a field means "decide
@@ -150,16 +148,8 @@ type Notify struct {
 
 // Loan is how long a machine is lent.
 type Loan struct {
-	// Until is when slots take no more jobs, a date or RFC 3339. Default: never.
+	// Until is when slots take no more jobs, as text.ParseDate reads it. Default: never.
 	Until string `yaml:"until,omitempty"`
-}
-
-// End returns when the loan ends, and the zero time if never. A time without a zone is in loc.
-func (l Loan) End(loc *time.Location) (time.Time, error) {
-	if l.Until == "" {
-		return time.Time{}, nil
-	}
-	return text.ParseDate(l.Until, loc)
 }
 
 // NotifyURL is an address that notifications may be posted to: without TLS only on the node itself.

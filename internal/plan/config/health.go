@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 )
@@ -33,10 +32,10 @@ const (
 	XidPark     = "park"
 )
 
-// Rate is a number of times within a time. The zero value is never reached.
+// Rate is a number of times within hours. The zero value is never reached.
 type Rate struct {
-	Count  int
-	Window time.Duration
+	Count int
+	Hours int
 }
 
 // XidRule is what follows from an Xid, as an operator decided.
@@ -86,7 +85,7 @@ func (h Health) Policy() HealthPolicy {
 }
 
 func rateOf(count, hours string) Rate {
-	return Rate{number(count), time.Duration(number(hours)) * time.Hour}
+	return Rate{number(count), number(hours)}
 }
 
 // number returns the number that a form has matched; 0 for "".
@@ -117,12 +116,12 @@ func validateHealth(h Health, bad func(key, format string, args ...any)) {
 
 // String returns a rate for people: 3 in 7 days.
 func (r Rate) String() string {
-	hours := int(r.Window.Hours())
-	switch {
+	switch hours := r.Hours; {
 	case hours%24 == 0 && hours > 24:
 		return fmt.Sprintf("%d in %d days", r.Count, hours/24)
 	case hours == 1:
 		return fmt.Sprintf("%d in an hour", r.Count)
+	default:
+		return fmt.Sprintf("%d in %d hours", r.Count, hours)
 	}
-	return fmt.Sprintf("%d in %d hours", r.Count, hours)
 }

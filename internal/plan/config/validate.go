@@ -7,9 +7,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Problem is an invalid value. Key is its dotted path in the file.
@@ -57,16 +57,16 @@ func Validate(c Config) []Problem {
 	if _, err := ParseSchedule(c.Image.AutoUpdate); err != nil && c.Image.Updates() {
 		bad("image.auto_update", "%v", err)
 	}
-	if _, err := c.Loan.End(time.UTC); err != nil {
-		bad("loan.until", "%v", err)
+	if until := c.Loan.Until; until != "" && !text.IsDate(until) {
+		bad("loan.until", "%q is not a date; write one such as 2026-12-31 or 2026-12-31T18:00", until)
 	}
 	if l := c.Metrics.Listen; l != "" {
 		if a, err := netip.ParseAddrPort(l); err != nil || a.Port() == 0 {
 			bad("metrics.listen", "%q is not an IP address and a port; write both, such as 127.0.0.1:9700", l)
 		}
 	}
-	if text := c.Hygiene.problem(); text != "" {
-		bad("hygiene.clocks", "%s", text)
+	if problem := c.Hygiene.problem(); problem != "" {
+		bad("hygiene.clocks", "%s", problem)
 	}
 	slices.SortStableFunc(ps, func(a, b Problem) int { return strings.Compare(a.Key, b.Key) })
 	return ps

@@ -1,10 +1,11 @@
 package text
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -21,10 +22,14 @@ func ParseDate(s string, loc *time.Location) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%.60q is not a date; write one such as 2026-12-31 or 2026-12-31T18:00", s)
 }
 
+// IsDate reports whether ParseDate reads s.
+func IsDate(s string) bool {
+	_, err := ParseDate(s, time.UTC)
+	return err == nil
+}
+
 // farAway bounds what ParseUntil accepts: what is later was not meant.
 const farAway = 10 * 366 * 24 * time.Hour
-
-var daysForm = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)
 
 // ParseUntil reads a time that is to come as ParseDate does, as a time of day, or as a duration from now.
 func ParseUntil(s string, now time.Time) (time.Time, error) {
@@ -52,12 +57,12 @@ func fromNow(s string, now time.Time) (time.Time, error) {
 		return t, nil
 	}
 	rest, days := s, time.Duration(0)
-	if parts := daysForm.FindStringSubmatch(s); parts != nil {
-		n, _ := strconv.Atoi(parts[1]) // at most five digits
-		rest, days = parts[2], time.Duration(n)*24*time.Hour
-		if rest == "" {
-			rest = "0"
+	if count, after, ok := strings.Cut(s, "d"); ok {
+		n, err := strconv.ParseUint(count, 10, 17)
+		if err != nil {
+			return now, err
 		}
+		rest, days = cmp.Or(after, "0"), time.Duration(n)*24*time.Hour
 	}
 	d, err := time.ParseDuration(rest)
 	if err != nil {
