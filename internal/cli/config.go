@@ -225,7 +225,7 @@ func (w *configFlags) config() (config.Config, error) {
 		c.Reserve.CPUs = config.NoThreads
 	}
 	for _, p := range config.Validate(c) {
-		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "_", "-").Replace(p.Key)
+		flag := strings.NewReplacer("reserve.", "reserve-", "agent.", "", "image.", "", "loan.", "loan-", "_", "-").Replace(p.Key)
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, p.Text))
 	}
 	return c, term.Usage(errors.Join(errs...))

@@ -120,6 +120,9 @@ func drain(ctx context.Context, s term.Streams, f drainFlags, args []string) err
 	host.Log = nil // each slot has its own line
 	p, slots, err := n.Drain(ctx, host.Host, selected, why, func(err error) { s.Warn("%v", err) })
 	if err != nil {
+		if f.reboot && node.RebootWaits(host.Host) {
+			s.Warn("the machine reboots all the same when its slots are idle; sudo kbnode resume --all cancels that")
+		}
 		return err
 	}
 	switch {

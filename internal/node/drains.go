@@ -20,6 +20,11 @@ import (
 // recorded, and why the node cannot be planned: then only the slots' agents are changed.
 func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, why plan.Drain, warn func(error)) (*plan.Plan, []plan.Slot, error) {
 	since := time.Now().UTC().Truncate(time.Second)
+	if why.Reboot != "" || !why.Until.IsZero() {
+		if err := needsDaemon(ctx, host, "ends the drain"); err != nil {
+			return nil, nil, err
+		}
+	}
 	slots, err := n.changeDrains(ctx, host, "drain", selected, func(drains []plan.Drain, slot int) []plan.Drain {
 		why.Slot, why.By, why.Since = slot, plan.ByOperator, since
 		return plan.AddDrain(drains, why)
@@ -31,6 +36,9 @@ func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selecti
 // returns of them has only a name.
 func (n *Node) Resume(ctx context.Context, host *reconcile.Host, selected Selection, warn func(error)) ([]plan.Slot, error) {
 	return n.changeDrains(ctx, host, "resume", selected, func(drains []plan.Drain, slot int) []plan.Drain {
+		if rebootPending(n.Drains) {
+			return plan.CancelReboot(drains, slot)
+		}
 		return plan.RemoveDrain(drains, slot, plan.ByOperator)
 	}, warn)
 }
@@ -45,8 +53,8 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	if err != nil {
 		return nil, err
 	}
-	if !selected.All && rebootPending(n.Drains) {
-		return nil, config.BadInput("a reboot waits for all slots; type sudo kbnode resume --all first, which cancels it")
+	if rebootPending(n.Drains) && (kind == "drain" || !selected.All) {
+		return nil, errRebootWaits
 	}
 	var unplanned []plan.Slot // drain does not know them
 	if kind == "resume" {
@@ -100,6 +108,23 @@ func (n *Node) changeDrains(ctx context.Context, host *reconcile.Host, kind stri
 	return selected.In(slices.Concat(n.Plan.Slots, unplanned))
 }
 
+var errRebootWaits = config.BadInput("a reboot waits for all slots; type sudo kbnode resume --all first, which cancels it")
+
+// RebootWaits reports whether the stored drains ask for a reboot, also after a Drain that failed.
+func RebootWaits(host *reconcile.Host) bool {
+	drains, err := host.ReadDrains()
+	return err == nil && rebootPending(drains)
+}
+
+// needsDaemon returns an error if the daemon, which does something, does not run.
+func needsDaemon(ctx context.Context, host *reconcile.Host, does string) error {
+	units, err := host.Systemd.Units(ctx, plan.NodeService)
+	if err == nil && units[0].Active != "active" {
+		err = fmt.Errorf("the daemon, which %s, does not run; type sudo systemctl start %s", does, plan.NodeService)
+	}
+	return err
+}
+
 // rebootPending reports whether an operator asked for a reboot in this boot.
 func rebootPending(drains []plan.Drain) bool {
 	now, err := signals.Now()
@@ -117,9 +142,9 @@ func slotless(p *plan.Plan, drains []plan.Drain) []plan.Slot {
 
 func drainText(command string, drains []plan.Drain, slot int) string {
 	name := plan.SlotName(slot)
-	if command == "resume" {
+	i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == slot && d.By == plan.ByOperator })
+	if command == "resume" && i < 0 {
 		return name + " may take jobs again"
 	}
-	i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == slot && d.By == plan.ByOperator })
 	return name + " is " + drains[i].String()
 }

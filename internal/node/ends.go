@@ -34,12 +34,11 @@ func (n *Node) ends(state *reconcile.State, now time.Time) (warnings []string) {
 		return warnings
 	}
 	var waits []string
-	for _, s := range n.Plan.Slots {
-		ss := state.Slot(s.Index)
+	for _, ss := range state.Slots { // also of those that are no longer planned
 		if busy := ss.Busy(); busy != "" {
 			waits = append(waits, busy)
 		} else if ss.Agent.Running() {
-			waits = append(waits, "the agent of slot "+s.Name)
+			waits = append(waits, "the agent of slot "+ss.Name)
 		}
 	}
 	if len(waits) == 0 {

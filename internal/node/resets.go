@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -32,9 +31,10 @@ func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected 
 }
 
 // ReturnGPUs likewise tells the daemon that the slots' GPUs may take jobs despite their repeated faults. It
-// does nothing if that keeps none of the node's from jobs.
+// does nothing if that keeps none of the node's from jobs, for all slots together, or for one that an operator drained: then
+// resume ends a repair, and which GPU may come back is another decision.
 func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection) error {
-	if h, err := daemon.ReadHealth("/"); err != nil || !slices.ContainsFunc(h.Verdicts, repeated) {
+	if h, err := daemon.ReadHealth("/"); selected.All || err != nil || !slices.ContainsFunc(h.Verdicts, repeated) {
 		return nil //nolint:nilerr // the daemon writes it again; a drain is taken back without it
 	}
 	if err := n.report(ctx, host, selected, true); err != nil {
@@ -79,6 +79,9 @@ func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Select
 	if _, err := n.refreshOrRecall(ctx, host, n.Refresh); err != nil {
 		return err
 	}
+	if !selected.All && rebootPending(n.Drains) {
+		return errRebootWaits
+	}
 	all := n.Plan.Slots
 	if returned { // which resume accepts
 		all = slices.Concat(all, slotless(n.Plan, n.Drains))
@@ -87,16 +90,17 @@ func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Select
 	if err != nil {
 		return err
 	}
+	if returned {
+		slots = slices.DeleteFunc(slices.Clone(slots), func(s plan.Slot) bool {
+			return slices.ContainsFunc(s.Drains, func(d plan.Drain) bool { return d.By == plan.ByOperator })
+		})
+	}
 	gpus, happened, err := reportOf(slots, returned)
 	if err != nil || len(gpus) == 0 {
 		return err
 	}
-	units, err := host.Systemd.Units(ctx, plan.NodeService)
-	if err != nil {
+	if err := needsDaemon(ctx, host, "checks the GPUs"); err != nil {
 		return err
-	}
-	if units[0].Active != "active" {
-		return errors.New("the daemon, which checks the GPUs, does not run; type sudo systemctl start " + plan.NodeService)
 	}
 	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
 		n.Log.Warn("event not recorded", "err", err)

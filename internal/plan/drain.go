@@ -121,6 +121,18 @@ func AddDrain(drains []Drain, add Drain) []Drain {
 	return append(drains, add)
 }
 
+// CancelReboot removes the drain of a slot for a reboot, and leaves one that there was before.
+func CancelReboot(drains []Drain, slot int) []Drain {
+	drains = slices.Clone(drains)
+	for i, d := range drains {
+		if d.Slot == slot && d.By == ByOperator && d.Reboot != "" && d.Stays {
+			drains[i].Reboot, drains[i].Stays = "", false
+			return drains
+		}
+	}
+	return RemoveDrain(drains, slot, ByOperator)
+}
+
 // RemoveDrain removes the drain of a slot with this By.
 func RemoveDrain(drains []Drain, slot int, by string) []Drain {
 	return slices.DeleteFunc(slices.Clone(drains), func(d Drain) bool { return d.Slot == slot && d.By == by })

@@ -187,4 +187,8 @@ func TestDrainEnds(t *testing.T) {
 	must.Equal(t, []Drain{reboot}, AddDrain(AddDrain(nil, reboot), reboot))
 	must.Equal(t, []Drain{both}, AddDrain([]Drain{limited}, reboot))
 	must.Equal(t, []Drain{fan}, AddDrain([]Drain{both}, fan))
+	// Canceled, it leaves what there was before.
+	must.Equal(t, []Drain{fan}, CancelReboot([]Drain{waits}, 2))
+	must.Equal(t, []Drain{limited}, CancelReboot([]Drain{both}, 2))
+	must.Equal(t, []Drain{}, CancelReboot([]Drain{reboot}, 2))
 }

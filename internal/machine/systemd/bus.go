@@ -241,26 +241,37 @@ func (b *Bus) Drain(ctx context.Context, names ...string) error {
 	return errors.Join(errs...)
 }
 
-// StartReboot implements Manager. It asks systemd-logind, which lets programs delay it and people know; where there is none it
-// starts what logind would.
+// StartReboot implements Manager. It asks systemd-logind, which tells people, and refuses while a program blocks it, such as an
+// upgrade of packages; where there is no logind, it starts what logind would.
 func (b *Bus) StartReboot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	err := rebootByLogind(ctx)
-	if isBusError(err, "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitMasked") {
+	if errors.Is(err, errNoBus) || isBusError(err, "org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.systemd1.NoSuchUnit", "org.freedesktop.systemd1.UnitMasked") {
 		_, err = b.systemd().StartUnitContext(ctx, "reboot.target", "replace-irreversibly", nil)
 	}
 	return wrap(err, "reboot")
 }
 
+// errNoBus means that no D-Bus daemon runs: systemd itself is reached without one.
+var errNoBus = errors.New("connect to the system bus")
+
 func rebootByLogind(ctx context.Context) error {
 	conn, err := dbus.ConnectSystemBus(dbus.WithContext(ctx))
 	if err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errNoBus, err)
 	}
 	defer conn.Close() //nolint:errcheck // nothing is left to send
-	const nobodyToAsk = false
-	return conn.Object("org.freedesktop.login1", "/org/freedesktop/login1").CallWithContext(ctx, "org.freedesktop.login1.Manager.Reboot", 0, nobodyToAsk).Err
+	logind := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
+	// Without this flag, root's reboot ignores the programs that block one, before systemd 257. It is SD_LOGIND_ROOT_CHECK_INHIBITORS:
+	// https://www.freedesktop.org/software/systemd/man/latest/org.freedesktop.login1.html
+	const checkInhibitors = uint64(1)
+	err = logind.CallWithContext(ctx, "org.freedesktop.login1.Manager.RebootWithFlags", 0, checkInhibitors).Err
+	if isBusError(err, "org.freedesktop.DBus.Error.UnknownMethod") { // systemd 249 may have none
+		const nobodyToAsk = false
+		err = logind.CallWithContext(ctx, "org.freedesktop.login1.Manager.Reboot", 0, nobodyToAsk).Err
+	}
+	return err
 }
 
 // Kill implements Manager. A unit without processes is not an error.

@@ -131,7 +131,7 @@ type daemonLoop struct {
 	snapshot    Snapshot          // of the current pass
 	loanEnd     time.Time         // Reading.LoanEnd
 	clocks      clocks
-	rebooting   bool // systemd was asked to reboot
+	rebootAt    time.Duration // by Moment.Up, when systemd was asked to reboot
 	health      *healthState
 }
 

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -15,6 +14,9 @@ import (
 // clockTrial is how long a clock that nothing synchronizes must say that a time has come until that is believed: after a boot
 // it can be in the future until NTP sets it.
 const clockTrial = 10 * time.Minute
+
+// rebootTime is how long a reboot may take to begin; after it, systemd is asked again.
+const rebootTime = 5 * time.Minute
 
 // clocks are the machine's, as the last look read them.
 type clocks struct {
@@ -68,7 +70,8 @@ func (d *daemonLoop) loanDrains(p *plan.Plan) []plan.Drain {
 	if d.loanEnd.IsZero() {
 		return nil
 	}
-	over := d.clocks.after(d.loanEnd)
+	// A clock that nothing synchronizes yet is believed here: a machine that was off when the loan ended must begin no job.
+	over := !d.clocks.Now.Before(d.loanEnd)
 	if !over && !d.clocks.synchronized {
 		over = slices.ContainsFunc(d.drains, func(o plan.Drain) bool { return o.By == plan.ByLoan && o.Since.Equal(d.loanEnd) })
 	}
@@ -110,8 +113,9 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 // may be what repairs the node.
 func (d *daemonLoop) reboot(ctx context.Context) error {
 	stored := &reconcile.Host{Root: d.Root}
-	if wanted, _ := d.rebootWanted(stored); !wanted || d.rebooting {
-		return nil
+	now, err := d.Clock()
+	if err != nil || !d.rebootWanted(stored, now.Boot) || d.rebootAt > 0 && now.Up-d.rebootAt < rebootTime {
+		return nil // a pass reports what cannot be read
 	}
 	host, closeHost, err := d.Node.Host(ctx)
 	if err != nil {
@@ -123,44 +127,42 @@ func (d *daemonLoop) reboot(ctx context.Context) error {
 		return err
 	}
 	defer release()
-	wanted, slots := d.rebootWanted(stored) // no kbnode resume comes in between now
-	if !wanted {
+	if !d.rebootWanted(stored, now.Boot) { // no kbnode resume comes in between now
 		return nil
 	}
-	running, err := bounded(d, "slots before a reboot", stateTime, func() (running bool, err error) {
-		list, err := host.Slots(ctx, slots)
-		for _, s := range list {
-			running = running || s.Agent.Running() || s.Busy() != ""
-		}
-		return running, err
-	})
-	if err != nil || running {
+	active, err := bounded(d, "slots before a reboot", stateTime, func() (string, error) { return host.Active(ctx) })
+	if err != nil || active != "" {
 		return err
 	}
 	if err := host.Systemd.StartReboot(ctx); err != nil {
-		return err
+		d.Log.Warn("the reboot waits", "err", err) // such as for an upgrade of packages; the next pass tries again
+		return nil
 	}
-	d.rebooting = true
+	d.rebootAt = now.Up
 	d.Log.Info("rebooting, as kbnode drain --reboot asked for")
 	d.event(events.Event{Kind: "reboot", Slot: -1, By: plan.ByOperator, Text: "all slots are idle: the machine reboots"})
 	return nil
 }
 
-// rebootWanted reports whether the stored drains ask for a reboot in this boot, and returns the slots that it waits for.
-func (d *daemonLoop) rebootWanted(host *reconcile.Host) (wanted bool, slots []plan.Slot) {
-	now, err := d.Clock()
-	drains, rerr := bounded(d, "drained slots", stampTime, host.ReadDrains)
-	if errors.Join(err, rerr) != nil || now.Boot == "" {
-		return false, nil // a pass reports it
+// rebootWanted reports whether the stored drains ask for a reboot in this boot.
+func (d *daemonLoop) rebootWanted(host *reconcile.Host, boot string) bool {
+	drains, err := bounded(d, "drained slots", stampTime, host.ReadDrains)
+	return err == nil && boot != "" && rebootOf(drains, boot)
+}
+
+func rebootOf(drains []plan.Drain, boot string) bool {
+	return slices.ContainsFunc(drains, func(one plan.Drain) bool { return one.Reboot == boot })
+}
+
+// withReboot drains the slots that appear while a reboot waits: they would take jobs, and it would wait for ever.
+func (d *daemonLoop) withReboot(drains []plan.Drain, p *plan.Plan) []plan.Drain {
+	if d.clocks.Boot == "" || !rebootOf(drains, d.clocks.Boot) {
+		return drains
 	}
-	if d.plan != nil {
-		slots = slices.Clone(d.plan.Slots)
-	}
-	for _, one := range drains {
-		wanted = wanted || one.Reboot == now.Boot
-		if !slices.ContainsFunc(slots, func(s plan.Slot) bool { return s.Index == one.Slot }) {
-			slots = append(slots, plan.Slot{Index: one.Slot, Name: plan.SlotName(one.Slot)})
+	for _, s := range p.Slots {
+		if !slices.ContainsFunc(drains, func(one plan.Drain) bool { return one.Slot == s.Index && one.Reboot == d.clocks.Boot }) {
+			drains = plan.AddDrain(drains, plan.Drain{Slot: s.Index, By: plan.ByOperator, Since: d.clocks.Now.UTC().Truncate(time.Second), Reboot: d.clocks.Boot})
 		}
 	}
-	return wanted, slots
+	return drains
 }

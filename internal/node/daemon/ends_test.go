@@ -133,9 +133,30 @@ func TestReboot(t *testing.T) {
 		must.Do(t, n.sd.FinishJob(1))
 		later(time.Minute)
 		must.Equal(t, 1, rebooted())
-		later(time.Hour)
-		must.Equal(t, 0, rebooted()) // once
+		later(rebootTime - 2*time.Minute)
+		must.Equal(t, 0, rebooted()) // it takes a while
+		later(3 * time.Minute)
+		must.Equal(t, 1, rebooted()) // and was lost
 	})
+}
+
+// TestNewSlotWhileARebootWaits has a slot appear that no one drained: it must not hold the reboot up.
+func TestNewSlotWhileARebootWaits(t *testing.T) {
+	t.Parallel()
+	d := &daemonLoop{}
+	d.clocks.Boot = "1"
+	p := &plan.Plan{Slots: []plan.Slot{{Index: 0}, {Index: 1}, {Index: 2}}}
+	waits := []plan.Drain{{Slot: 0, By: plan.ByOperator, Reboot: "1"}, {Slot: 2, By: plan.ByOperator, Reason: "fan"}}
+	must.Equal(t, []plan.Drain{waits[0], {Slot: 2, By: plan.ByOperator, Reason: "fan", Reboot: "1", Stays: true}, {Slot: 1, By: plan.ByOperator, Reboot: "1"}}, sinceless(d.withReboot(waits, p)))
+	d.clocks.Boot = "2"
+	must.Equal(t, waits, d.withReboot(waits, p))
+}
+
+func sinceless(drains []plan.Drain) []plan.Drain {
+	for i := range drains {
+		drains[i].Since = time.Time{}
+	}
+	return drains
 }
 
 func TestAfterReboot(t *testing.T) {

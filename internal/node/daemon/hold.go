@@ -19,14 +19,22 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 	var drains []plan.Drain
 	for _, s := range p.Slots {
 		if v, ok := health.Holding(verdicts, s.Index); ok {
-			since := v.Since
-			if since.IsZero() {
-				since = now
+			drains = append(drains, drainOf(v, s.Index, now))
+			// It is stored beside a stronger one, because it must hold even if the state of the health is lost.
+			if i := slices.IndexFunc(verdicts, func(o health.Verdict) bool { return o.Check == health.CheckRepeats && slices.Contains(o.Slots, s.Index) && o.Effect > health.None }); i >= 0 && v.Check != health.CheckRepeats {
+				drains = append(drains, drainOf(verdicts[i], s.Index, now))
 			}
-			drains = append(drains, plan.Drain{Slot: s.Index, By: v.Check, Reason: v.Reason + "; " + v.Fix, Since: since.UTC().Truncate(time.Second)})
 		}
 	}
 	return drains
+}
+
+func drainOf(v health.Verdict, slot int, now time.Time) plan.Drain {
+	since := v.Since
+	if since.IsZero() {
+		since = now
+	}
+	return plan.Drain{Slot: slot, By: v.Check, Reason: v.Reason + "; " + v.Fix, Since: since.UTC().Truncate(time.Second)}
 }
 
 // withHealth returns drains with those of verdicts and of the loan replaced by the required ones.
@@ -44,7 +52,7 @@ func sameDrains(a, b []plan.Drain) bool {
 	}
 	a, b = slices.SortedFunc(slices.Values(a), less), slices.SortedFunc(slices.Values(b), less)
 	return slices.EqualFunc(a, b, func(x, y plan.Drain) bool {
-		return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason && x.Until.Equal(y.Until) && x.Reboot == y.Reboot && x.Stays == y.Stays
+		return x.Slot == y.Slot && x.By == y.By && x.Reason == y.Reason && x.Until.Equal(y.Until) && x.Reboot == y.Reboot && x.Stays == y.Stays && (x.By != plan.ByLoan || x.Since.Equal(y.Since))
 	})
 }
 
@@ -55,6 +63,9 @@ func (d *daemonLoop) hold(ctx context.Context, host *reconcile.Host, states []sl
 	stopping := map[int]bool{}
 	var made []reconcile.Change
 	for _, drain := range drains {
+		if _, asked := stopping[drain.Slot]; asked { // a slot may have several drains
+			continue
+		}
 		stopping[drain.Slot] = d.stopping[drain.Slot]
 		i := slices.IndexFunc(states, func(s slot.State) bool { return s.Index == drain.Slot })
 		serves := i >= 0 && states[i].Agent.Running() && !states[i].Agent.Stopping()

@@ -145,7 +145,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, out: d.outOf(r.Drains), gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: signals.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
 	}})
-	drains := withHealth(d.current(r.Drains), required)
+	drains := withHealth(d.withReboot(d.current(r.Drains), r.Plan), required)
 	var unkept error
 	if !sameDrains(drains, r.Drains) {
 		// On a full disk they hold anyway; the next pass writes them again.

@@ -108,9 +108,14 @@ func drained(_ context.Context, m *Machine) Answer {
 	var all []Finding
 	for _, s := range m.Plan.Slots {
 		for _, d := range s.Drains {
-			if d.By == plan.ByOperator {
-				all = append(all, warn("%s (since %s)", d, day(d.Since)).Of(s.Index).Advise("sudo kbnode resume %s returns it to service", s.Name))
+			if d.By != plan.ByOperator {
+				continue
 			}
+			who := s.Name
+			if d.Reboot != "" {
+				who = "--all"
+			}
+			all = append(all, warn("%s (since %s)", d, day(d.Since)).Of(s.Index).Advise("sudo kbnode resume %s returns it to service", who))
 		}
 	}
 	return foundOr(together(all), ok("%d slots", len(m.Plan.Slots)))

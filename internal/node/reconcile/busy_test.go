@@ -118,6 +118,26 @@ func TestContainerMakesASlotBusy(t *testing.T) {
 	m.asks(slots(1).plan(t), "start agent-gpu0")
 }
 
+// What runs in any slot keeps a machine from a reboot: also in one that is no longer planned, and a container without an agent.
+func TestActive(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 2)
+	active := func() string {
+		now, err := m.h.Active(t.Context())
+		must.Do(t, err)
+		return now
+	}
+	m.run(1)
+	must.Do(t, m.sd.Drain(t.Context(), plan.AgentUnit(0), plan.AgentUnit(1)))
+	equal(t, "with a job", plan.AgentUnit(1), active())
+	m.finish(1)
+	equal(t, "without one", "", active())
+	m.write("/sys/fs/cgroup/buildkite.slice/cgroup.events", "frozen 0\npopulated 1\n")
+	equal(t, "with a container", "a container", active())
+	m.write("/sys/fs/cgroup/buildkite.slice/cgroup.events", "populated 0\nfrozen 0\n")
+	equal(t, "at last", "", active())
+}
+
 // A slot gets no CPU that a job of another slot still has.
 func TestIdleSlotWaitsForCPUsOfABusyOne(t *testing.T) {
 	t.Parallel()

@@ -8,7 +8,9 @@ import (
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
@@ -83,6 +85,34 @@ func (h *Host) ObserveSlot(s slot.State) (slot.State, error) {
 		return s, fmt.Errorf("slot %s is treated as busy: %w", s.Name, err)
 	}
 	return found, nil
+}
+
+// Active returns what still runs in a slot, planned or not, or "" if nothing does.
+func (h *Host) Active(ctx context.Context) (string, error) {
+	loaded, err := h.Systemd.Loaded(ctx, "buildkite-agent-gpu*.service", "kbnode-job-gpu*@*.service")
+	if err != nil {
+		return "", err
+	}
+	units, err := h.Systemd.Units(ctx, loaded...)
+	if err != nil {
+		return "", err
+	}
+	for i, u := range units {
+		if u.Running() {
+			return loaded[i], nil
+		}
+	}
+	// Containers are no units of ours. The slices of all slots are below this one.
+	events, err := os.ReadFile(filepath.Join(h.Root, "sys/fs/cgroup", plan.ParentSlice, "cgroup.events"))
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // there is no slot
+		return "", nil
+	case err != nil:
+		return "", fmt.Errorf("look for what runs in slots: %w", err)
+	case slices.Contains(strings.Split(string(events), "\n"), "populated 1"):
+		return "a container", nil
+	}
+	return "", nil
 }
 
 // Slots reads only the agents and jobs of slots, for when Observe cannot read the rest. A
