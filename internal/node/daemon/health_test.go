@@ -154,6 +154,20 @@ func TestOutUntilReturned(t *testing.T) {
 	})
 }
 
+// TestOutBesideAStrongerVerdict checks that repeated faults are stored also while another verdict drains the slot: they must hold
+// after that, even if the health state is lost.
+func TestOutBesideAStrongerVerdict(t *testing.T) {
+	t.Parallel()
+	since := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	verdicts := []health.Verdict{
+		{Check: "gpu.lost", Slots: []int{0}, Level: health.Fatal, Effect: health.Park, Since: since, Reason: "lost", Fix: "reboot"},
+		{Check: health.CheckRepeats, Slots: []int{0}, Level: health.Fatal, Effect: health.Drain, Since: since, Reason: "3 faults", Fix: "resume"},
+	}
+	must.Equal(t, []plan.Drain{
+		{By: "gpu.lost", Reason: "lost; reboot", Since: since}, {By: health.CheckRepeats, Reason: "3 faults; resume", Since: since},
+	}, drainsOf(verdicts, &plan.Plan{Slots: []plan.Slot{{Index: 0}, {Index: 1}}}, since))
+}
+
 // TestManyLines checks that what a job can cause hides nothing else.
 func TestManyLines(t *testing.T) {
 	t.Parallel()

@@ -18,7 +18,7 @@ type cause int
 const (
 	noJob    cause = iota // no job ran
 	someJob               // a job ran
-	longPast              // too long ago to know
+	longPast              // too long ago to know, or the slots' jobs could not be read
 )
 
 // cause finds which job may have caused a line about a GPU. Only jobs of the GPU's own
@@ -26,7 +26,8 @@ const (
 func (j *judge) cause(f Fact, id string) (slot int, job string, c cause) {
 	mine := j.slotsOf(id)
 	slot = j.slotOf(id)
-	if j.in.Up-f.Up > jobGrace {
+	unread := slices.ContainsFunc(mine, func(s Slot) bool { return slices.Contains(s.Unread, CheckAgent) })
+	if j.in.Up-f.Up > jobGrace || unread {
 		return slot, "", longPast
 	}
 	var jobs []ran

@@ -10,11 +10,11 @@ import (
 )
 
 // unusable are the checks of GPUs that cannot run a job, whatever the policy says.
-var unusable = []string{checkLost, checkMissing, checkError}
+var unusable = []string{checkLost, checkMissing, checkError, checkReset}
 
 // counted are the checks whose fatal verdicts are faults of a GPU. What a driver's installation or
-// someone who swaps GPUs does is none.
-var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap, checkNVLink, checkRAS, checkReset}
+// someone who swaps GPUs does is none, nor a reset that fails: AMD's GPUs that xGMI joins reset together, and a job may be why.
+var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap, checkNVLink, checkRAS}
 
 // provoked are Xids of other classes than XidApplication that some programs cause.
 var provoked = []int{108, 137}
@@ -28,7 +28,7 @@ func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bo
 	r := j.in.Policy.Xids[i]
 	old := j.find(gpuKey(checkXid, j.id(f), fmt.Sprint(f.Xid)))
 	stronger := (r.Action == config.XidDrain || r.Action == config.XidPark) && m.Effect == None
-	if mayBeJob := class == XidIgnored || class == XidUnknown || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
+	if mayBeJob := class == XidIgnored || class == XidUnknown || class == XidLink && m.Level < Fatal || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
 		return m, class != XidIgnored
 	}
 	switch r.Action {
@@ -55,7 +55,7 @@ func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bo
 			m.Reason += ", " + r.Rate.String()
 		}
 	}
-	if m.Fix == "" {
+	if m.Fix == "" || m.Effect > None {
 		m.Fix = fixReset(j.addressOf(j.id(f)))
 	}
 	return m, true
@@ -77,8 +77,11 @@ func (j *judge) countXid(id string, f Fact, rate config.Rate) bool {
 	g, what, at := j.gpu(id, f.PCI), fmt.Sprint(f.Xid), j.s.Age-(j.in.Up-f.Up)
 	same := func(x fault) bool { return x.What == what }
 	g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool { return same(x) && at-x.At > time.Duration(rate.Hours)*time.Hour })
-	if !slices.ContainsFunc(g.Xids, func(x fault) bool { return same(x) && (at-x.At).Abs() < time.Minute }) {
+	i := slices.IndexFunc(g.Xids, func(x fault) bool { return same(x) && (at-x.At).Abs() < time.Minute })
+	if i < 0 {
 		g.Xids = append(g.Xids, fault{at, what})
+	} else {
+		g.Xids[i].At = max(g.Xids[i].At, at) // a storm is one, however long
 	}
 	n := 0
 	for _, x := range g.Xids {
@@ -128,7 +131,7 @@ func (j *judge) countFaults() {
 			if m.GPU != g.ID || !m.Shown || m.Level < Fatal || m.Effect == None || !slices.Contains(counted, m.Check) {
 				continue
 			}
-			if !was && !g.Faulty {
+			if !was && !g.Faulty && !(m.Check == checkRecovery && j.afterJob(*g)) {
 				what := m.Check
 				if m.Check == checkXid {
 					what = "Xid " + m.Detail
@@ -138,19 +141,57 @@ func (j *judge) countFaults() {
 			g.Faulty = true
 		}
 		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > time.Duration(rate.Hours)*time.Hour })
-		if rate.Count > 0 && len(g.Faults) > rate.Count {
-			g.Faults = g.Faults[len(g.Faults)-rate.Count:]
+		g.Faults = g.Faults[max(0, len(g.Faults)-maxFaults):]
+	}
+	for i := range j.s.GPUs {
+		g := &j.s.GPUs[i]
+		if rate.Count == 0 || j.in.Policy.WatchOnly { // it must not come into effect when the policy changes
+			g.Out = ""
 		}
-		if g.Out == "" && rate.Count > 0 && len(g.Faults) >= rate.Count {
+		out := g.Out
+		if alone := j.alone(g); out == "" && rate.Count > 0 && len(alone) >= rate.Count {
+			alone = alone[len(alone)-rate.Count:]
 			var what []string
-			for _, f := range g.Faults {
+			for _, f := range alone {
 				what = append(what, f.What)
 			}
-			g.Out = fmt.Sprintf("the GPU at %s had %d faults in %s (%s): it stays out until an operator returns it", j.addressOf(g.ID), len(g.Faults), strings.SplitN(rate.String(), " in ", 2)[1], strings.Join(what, ", "))
+			out = fmt.Sprintf("the GPU at %s had %d faults in %s (%s): it stays out until an operator returns it", j.addressOf(g.ID), len(alone), strings.SplitN(rate.String(), " in ", 2)[1], strings.Join(what, ", "))
 		}
-		j.update(gpuKey(CheckRepeats, g.ID), g.Out != "" && rate.Count > 0 && len(j.slotsOf(g.ID)) > 0, Mark{Level: Fatal, Effect: Drain, Reason: g.Out, Fix: "sudo kbnode resume" + j.slotNames(g.ID)})
+		if !j.in.Policy.WatchOnly {
+			g.Out = out
+		}
+		j.update(gpuKey(CheckRepeats, g.ID), out != "" && len(j.slotsOf(g.ID)) > 0, Mark{Level: Fatal, Effect: Drain, Reason: out, Fix: "sudo kbnode resume" + j.slotNames(g.ID)})
 	}
 }
+
+// maxFaults bounds what is kept of a GPU's faults: a policy counts at most 20.
+const maxFaults = 40
+
+// alone returns the faults of a GPU that no other GPU shares: a failure of what joins GPUs, or of their power, is
+// none of each.
+func (j *judge) alone(g *gpu) (faults []fault) {
+	for _, f := range g.Faults {
+		shared := slices.ContainsFunc(j.s.GPUs, func(o gpu) bool {
+			return o.ID != g.ID && slices.ContainsFunc(o.Faults, func(other fault) bool { return (other.At - f.At).Abs() < time.Minute })
+		})
+		if !shared {
+			faults = append(faults, f)
+		}
+	}
+	return faults
+}
+
+// afterJob reports whether a job can be why the driver wants a GPU to be reset: an Xid that jobs cause came just before.
+func (j *judge) afterJob(g gpu) bool {
+	return slices.ContainsFunc(g.Recent, func(l line) bool {
+		return j.in.Up-l.At <= time.Minute && slices.ContainsFunc(append([]int{109}, config.XidsOfJobs...), func(xid int) bool {
+			return strings.HasPrefix(l.Text, recentXid(xid))
+		})
+	})
+}
+
+// recentXid is how the lines in gpu.Recent about an Xid begin.
+func recentXid(xid int) string { return fmt.Sprint(KindXid, " ", xid, " ") }
 
 // slotNames returns the names of a GPU's slots, each after a space.
 func (j *judge) slotNames(id string) string {

@@ -126,6 +126,34 @@ func TestRepeats(t *testing.T) {
 		n.want(n.fail(time.Hour))
 		n.want(n.fail(time.Hour), out)
 	})
+	t.Run("shared with another GPU", func(t *testing.T) {
+		n := start(t, week, 2)
+		for range 4 {
+			n.lines(time.Hour, xidLineOf(3, 48, "words"), xidLineOf(5, 48, "words"))
+			n.in.ResetByHand = map[string]time.Duration{uuid(3): n.in.Up + time.Second, uuid(5): n.in.Up + time.Second}
+			n.want(n.judgeAfter(time.Minute, nil))
+			n.in.ResetByHand = nil
+		}
+		n.want(n.fail(time.Hour), out)
+	})
+	t.Run("after an Xid of a job", func(t *testing.T) {
+		for xid, want := range map[int][]string{31: nil, 109: nil, 999: {out}} {
+			n := start(t, week, 2)
+			n.in.Slots[3].Job = "job-1"
+			n.lines(time.Hour, xidLineOf(3, xid, "words"), xidLineOf(3, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"))
+			n.in.ResetByHand = map[string]time.Duration{uuid(3): n.in.Up + time.Second}
+			n.want(n.judgeAfter(time.Minute, nil), want...)
+		}
+	})
+	t.Run("while it was only watched", func(t *testing.T) {
+		watching := week
+		watching.WatchOnly = true
+		n := start(t, watching, 2)
+		n.want(n.fail(time.Hour), "gpu.repeats fatal none [3]")
+		n.judgeAfter(200*time.Hour, nil)
+		n.in.Policy = week.Policy()
+		n.want(n.judgeAfter(time.Hour, nil))
+	})
 	t.Run("over a reboot, a clock that jumps and a restart", func(t *testing.T) {
 		n := start(t, week, 2)
 		n.in.Boot, n.in.Up, n.in.Now = "another", time.Minute, n.in.Now.Add(-9999*time.Hour)

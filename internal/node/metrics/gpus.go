@@ -163,6 +163,9 @@ func (m *gpuMetrics) set(g gpuOf, r reading) {
 	}
 }
 
+// maxGap bounds how long what a look saw holds: after it, the looks failed, and no one knows.
+const maxGap = 10 * time.Minute
+
 // busyTime counts how long jobs had the slots. systemd wakes the daemon when a job begins or ends, so what a look saw
 // holds until the next one.
 type busyTime struct {
@@ -178,7 +181,7 @@ func (b *busyTime) record(s daemon.Snapshot) {
 	}
 	for slot, job := range b.had {
 		if job {
-			b.seconds.WithLabelValues(slot).Add(max(0, s.Began.Sub(b.since).Seconds()))
+			b.seconds.WithLabelValues(slot).Add(min(max(0, s.Began.Sub(b.since).Seconds()), maxGap.Seconds()))
 		}
 	}
 	former := b.had
