@@ -40,7 +40,12 @@ before stay drained. kbnode resume --all cancels it.`,
   sudo kbnode drain gpu3 --until 18:00
   sudo kbnode drain --all --reboot`,
 		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error { return drain(cmd.Context(), s, f, args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("until") && f.until == "" {
+				return term.Usagef("--until is empty; write when the drain ends, such as 18:00, or leave it out")
+			}
+			return drain(cmd.Context(), s, f, args)
+		},
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
