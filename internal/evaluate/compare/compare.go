@@ -33,7 +33,7 @@ const (
 	Slower  Verdict = "slower"
 	Equal   Verdict = "the same"
 	Noisy   Verdict = "too noisy to tell"
-	Unknown Verdict = "too few rounds" // fewer than MinRounds
+	Unknown Verdict = "too few rounds" // fewer than MinRounds, or than wanted because of an error
 	// Implausible means that some times cannot be, so that nothing follows from any.
 	Implausible Verdict = "implausible"
 )
@@ -100,10 +100,15 @@ func (r *Report) Judge(specs []string) {
 	}
 	r.Overall = difference(r.each(r.score), Level)
 	if len(r.Odd) > 0 {
-		r.Overall.Verdict = Implausible
-		for i := range r.Benchmarks {
-			r.Benchmarks[i].Verdict = Implausible
-		}
+		r.overrule(Implausible)
+	}
+}
+
+// overrule sets all verdicts.
+func (r *Report) overrule(v Verdict) {
+	r.Overall.Verdict = v
+	for i := range r.Benchmarks {
+		r.Benchmarks[i].Verdict = v
 	}
 }
 
@@ -147,7 +152,8 @@ func difference(logs []float64, level float64) Difference {
 		squares += (x - center) * (x - center)
 	}
 	half := quantile(len(logs)-1, level) * math.Sqrt(squares/(n-1)/n)
-	d.Low, d.High = math.Exp(center-half), math.Exp(center+half)
+	const most = 700 // e to more is too large for JSON, which has no infinity
+	d.Low, d.High = math.Exp(max(center-half, -most)), math.Exp(min(center+half, most))
 	switch {
 	case n < MinRounds:
 	case d.High < 1:
@@ -162,10 +168,21 @@ func difference(logs []float64, level float64) Difference {
 	return d
 }
 
-// RoundsFor returns about how many rounds would narrow an interval of n rounds to Same on each side.
+// RoundsFor returns about how many rounds, more than n, would tell Same apart where n rounds, 2 or more, were too noisy,
+// or 0 if MaxRounds are too few. The interval is the overall one.
 func (d Difference) RoundsFor(n int) int {
-	half := math.Log(d.High/d.Low) / 2
-	return int(math.Ceil(min(float64(n)*math.Pow(half/math.Log1p(Same), 2), math.MaxInt32)))
+	half := func(n int) float64 { return quantile(n-1, Level) / math.Sqrt(float64(n)) } // of a deviation of 1
+	deviation := (math.Log(d.High) - math.Log(d.Low)) / 2 / half(n)
+	next := n + 1
+	if half(n)*deviation <= math.Log1p(Same) { // the interval is narrow, but not around 0
+		next = min(2*n, MaxRounds)
+	}
+	for ; next > n && next <= MaxRounds; next++ {
+		if half(next)*deviation <= math.Log1p(Same) {
+			return next
+		}
+	}
+	return 0
 }
 
 func mean(all []float64) float64 {

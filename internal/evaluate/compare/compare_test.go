@@ -2,12 +2,14 @@ package compare
 
 import (
 	"context"
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -68,7 +70,7 @@ func simulated(rng *rand.Rand, rounds, benchmarks int, ratio, deviation float64)
 func differs(d Difference) bool { return d.Verdict == Faster || d.Verdict == Slower }
 
 // TestEqualSubmissions counts how often two equal submissions are called different: in one of 20 comparisons
-// at most, overall and in any row of the table, whatever the number of rounds and of benchmarks.
+// at most, overall and, apart from that, in any row of a benchmark, whatever the number of rounds and of benchmarks.
 func TestEqualSubmissions(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(1, 2)) // the same in each run
@@ -182,6 +184,22 @@ func TestRun(t *testing.T) {
 		{"no mean", func(side, round int) arena.Evaluation { return ran("benchmark") }, "round 1: a.py: it reports no benchmark.0.mean; use a problem whose judge reports one, as kernelbot's eval.py does", 0, Unknown},
 		{"a mean that is no number", func(side, round int) arena.Evaluation { return ran("benchmark", "nan") }, `round 1: a.py: the mean "nan" of benchmark 0 is no time`, 0, Unknown},
 		{"no time", func(side, round int) arena.Evaluation { return ran("benchmark", "1", "0.0") }, `round 1: a.py: the mean "0.0" of benchmark 1 is no time`, 0, Unknown},
+		{"a time of nothing", func(side, round int) arena.Evaluation { return ran("benchmark", "1e-320") }, `round 1: a.py: the mean "1e-320" of benchmark 0 is no time`, 0, Unknown},
+		{"a time of ages", func(side, round int) arena.Evaluation { return ran("benchmark", "1e308") }, `round 1: a.py: the mean "1e308" of benchmark 0 is no time`, 0, Unknown},
+		{"no mean later", func(side, round int) arena.Evaluation {
+			if side == 1 && round == 4 {
+				return ran("benchmark")
+			}
+			return ran("benchmark", slow(side))
+		}, "round 4: b.py: it reports no benchmark.0.mean; use a problem whose judge reports one, as kernelbot's eval.py does", 3, Unknown},
+		{"implausible, then no mean", func(side, round int) arena.Evaluation {
+			if round == 4 {
+				e := ran("benchmark")
+				e.Witness = "benchmark, benchmark.0: all runs took exactly 5 ns"
+				return e
+			}
+			return ran("benchmark", slow(side))
+		}, "round 4: b.py: it reports no benchmark.0.mean; use a problem whose judge reports one, as kernelbot's eval.py does", 3, Implausible},
 		{"endless", func(side, round int) arena.Evaluation { return ran("benchmark", "1e400") }, `round 1: a.py: the mean "1e400" of benchmark 0 is no time`, 0, Unknown},
 		{"too many", func(side, round int) arena.Evaluation {
 			return ran("benchmark", strings.Fields(strings.Repeat("5 ", maxBenchmarks+1))...)
@@ -247,6 +265,73 @@ func TestRunInterrupt(t *testing.T) {
 			t.Errorf("the order is %s", got)
 		}
 	}
+}
+
+// TestRunWitness interrupts a round after a time that cannot be.
+func TestRunWitness(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	calls := 0
+	r := &Report{Files: [2]string{"a.py", "b.py"}}
+	o := Options{Mode: "benchmark", Rounds: 9, Untested: true, Evaluate: func(_ context.Context, side int, _ string) arena.Evaluation {
+		e := ran("benchmark", []string{"1000", "1100"}[side])
+		switch calls++; calls {
+		case 7:
+			e.Witness = "all runs took exactly 5 ns"
+		case 8:
+			cancel()
+		}
+		return e
+	}}
+	must.Do(t, Run(ctx, o, r))
+	says, beside := r.Conclusion(r.Files)
+	must.Equal(t, "no verdict: some times cannot be\nimplausible: b.py, round 4: all runs took exactly 5 ns\nstopped after 3 of 9 rounds: interrupted", strings.Join(append([]string{says}, beside...), "\n"))
+	must.Equal(t, Implausible, r.Benchmarks[0].Verdict)
+}
+
+// TestRoundsFor tests that the advice can be typed, and is no less than was done.
+func TestRoundsFor(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		n         int
+		low, high float64
+		want      int
+	}{
+		{3, 0.9995, 1.0105, 6}, {10, 0.9975, 1.0125, 20}, {60, 0.9975, 1.0125, 100}, {100, 0.9975, 1.0125, 0},
+		{3, math.Exp(-0.06), math.Exp(0.06), 26}, {3, math.Exp(-0.01), math.Exp(0.01), 4}, {10, 0.5, 2, 0}, {3, math.Exp(-700), math.Exp(700), 0},
+	} {
+		must.Equal(t, c.want, Difference{Low: c.low, High: c.high}.RoundsFor(c.n))
+	}
+}
+
+// TestJSON marshals the widest interval that times allow.
+func TestJSON(t *testing.T) {
+	t.Parallel()
+	r := &Report{Ranking: "mean"}
+	for _, both := range [][2]float64{{minTime, maxTime}, {maxTime, minTime}} {
+		r.Rounds = append(r.Rounds, Round{Means: slices.Repeat([][2]float64{both}, maxBenchmarks)})
+	}
+	r.Judge(make([]string, maxBenchmarks))
+	_, err := json.Marshal(r)
+	must.Do(t, err)
+}
+
+// TestLabel tells files apart whose names are long, and alike but for a part anywhere.
+func TestLabel(t *testing.T) {
+	t.Parallel()
+	for _, files := range [][2]string{
+		{"fp8_gemm_v1_kernel.py", "fp8_gemm_v2_kernel.py"}, {"attention_kernel_v1_fp8_blockscaled.py", "attention_kernel_v2_fp8_blockscaled.py"},
+		{"/home/me/exp/old/submission.py", "/home/me/exp/new/submission.py"}, {strings.Repeat("a", 50), strings.Repeat("a", 51)}, {"a\x00.py", "a.py"}, {"a.py", "a.py"},
+	} {
+		for _, most := range []int{14, 16, 24, 30} {
+			names := Label(files, most)
+			if names[0] == names[1] || utf8.RuneCountInString(names[0]) > most || utf8.RuneCountInString(names[1]) > most {
+				t.Errorf("%d: %q", most, names)
+			}
+		}
+	}
+	must.Equal(t, [2]string{"…mm_v1_kernel…", "…mm_v2_kernel…"}, Label([2]string{"fp8_gemm_v1_kernel.py", "fp8_gemm_v2_kernel.py"}, 16))
+	must.Equal(t, [2]string{"/x/a.py", "/y/a.py"}, Label([2]string{"/x/a.py", "/y/a.py"}, 14))
 }
 
 // TestPlots draws comparisons of all kinds, as hostile as reports can be.

@@ -3,7 +3,6 @@ package compare
 import (
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -15,6 +14,15 @@ import (
 
 // maxBenchmarks bounds the benchmarks of a report, which may state any number.
 const maxBenchmarks = 256
+
+// Bounds on a time in nanoseconds: beyond them, a submission that chooses its times could make sums and ratios infinite.
+const (
+	minTime = 1e-3
+	maxTime = 1e18
+)
+
+// maxName bounds a file's name in an error, in characters.
+const maxName = 100
 
 // Modes are those whose times can be compared.
 var Modes = []string{"benchmark", "leaderboard"}
@@ -43,8 +51,8 @@ func (f *Failure) Error() string {
 }
 
 // Run tests both submissions and evaluates them in rounds, fills in the report, and judges it. A wrong
-// submission is a *Failure. Any other error leaves a report of the rounds until then, and so does the end of
-// ctx, which is no error after the tests.
+// submission is a *Failure. Any other error leaves a report of the rounds until then without a verdict: a submission must
+// not choose when to stop. The end of ctx leaves one with a verdict, and is no error after the tests.
 func Run(ctx context.Context, o Options, r *Report) error {
 	r.Schema, r.Level, r.Same = Schema, Level, Same
 	r.Mode, r.Wanted, r.Rounds = o.Mode, o.Rounds, []Round{}
@@ -67,12 +75,17 @@ func Run(ctx context.Context, o Options, r *Report) error {
 		switch {
 		case ctx.Err() != nil:
 			r.Stopped = "interrupted"
+			r.Judge(specs) // the round that did not end may have had a time that cannot be
 			return nil
 		case err == nil && n > 0 && !slices.Equal(specs, names):
 			err = fmt.Errorf("round %d: the benchmarks are not those of round 1; use a judge that reports the same in each run", n+1)
 		}
 		if err != nil {
 			r.Stopped = text.Line(err.Error(), 300)
+			r.Judge(specs)
+			if len(r.Odd) == 0 {
+				r.overrule(Unknown)
+			}
 			return err
 		}
 		specs = names
@@ -96,7 +109,7 @@ func (o Options) round(ctx context.Context, r *Report, n int) (round Round, spec
 			return round, nil, err
 		}
 		if names[side], all[side], err = times(e.Result, o.Mode); err != nil {
-			return round, nil, fmt.Errorf("round %d: %s: %w", n, r.Files[side], err)
+			return round, nil, fmt.Errorf("round %d: %s: %w", n, text.Line(r.Files[side], maxName), err)
 		}
 	}
 	if !slices.Equal(names[0], names[1]) {
@@ -121,10 +134,10 @@ func (o Options) evaluate(ctx context.Context, r *Report, side, round int, mode 
 	case ctx.Err() != nil: // whatever came back
 		return e, nil
 	case e.Err != nil:
-		return e, fmt.Errorf("evaluate %s: %w", r.Files[side], e.Err)
+		return e, fmt.Errorf("evaluate %s: %w", text.Line(r.Files[side], maxName), e.Err)
 	}
 	if e.Result.Error != "" { // of the runner, which a submission that is wrong does not make
-		return e, fmt.Errorf("evaluate %s: %s", r.Files[side], text.Line(e.Result.Error, 300))
+		return e, fmt.Errorf("evaluate %s: %s", text.Line(r.Files[side], maxName), text.Line(e.Result.Error, 300))
 	}
 	if _, passed := e.Result.Verdict(); !passed {
 		return e, &Failure{Side: side, Round: round, Result: e.Result}
@@ -155,7 +168,7 @@ func times(r *result.Result, mode string) (specs []string, means []float64, err 
 			break
 		}
 		ns, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(ns > 0) || math.IsInf(ns, 0) {
+		if err != nil || !(ns >= minTime && ns <= maxTime) {
 			return nil, nil, fmt.Errorf("the mean %q of benchmark %d is no time", text.Line(value, 40), i)
 		}
 		spec := said[key+"spec"]

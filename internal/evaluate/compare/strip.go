@@ -3,7 +3,6 @@ package compare
 import (
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -89,20 +88,45 @@ func median(times []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// Label returns names for both submissions, of at most that many characters: those of the files, or their
-// paths if these are the same.
+// Label returns different names for both submissions, of at most that many characters, 12 or more: those of the files, or
+// their paths if these are the same.
 func Label(files [2]string, most int) (names [2]string) {
 	base := func(path string) string { return path[strings.LastIndexByte(path, '/')+1:] }
+	var whole [2][]rune
 	for i, f := range files {
 		if base(files[0]) != base(files[1]) {
 			f = base(f)
 		}
-		f = text.Line(f, 1000)
-		if utf8.RuneCountInString(f) > most { // paths differ at their ends as often as not
-			r := []rune(f)
-			f = string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
+		r := []rune(text.Line(f, 1000))
+		whole[i], names[i] = r, string(r)
+		if len(r) > most {
+			names[i] = string(r[:most/2-1]) + "…" + string(r[len(r)-(most-most/2):])
 		}
-		names[i] = f
+	}
+	if names[0] != names[1] {
+		return names
+	}
+	same := 0 // at their heads
+	for same < min(len(whole[0]), len(whole[1])) && whole[0][same] == whole[1][same] {
+		same++
+	}
+	for i, r := range whole {
+		names[i] = around(r, same, most-2)
+	}
+	if names[0] == names[1] { // they differ in what no one sees
+		names = [2]string{"A " + names[0], "B " + names[1]}
 	}
 	return names
+}
+
+// around returns at most that many characters around one of them.
+func around(r []rune, at, most int) string {
+	head, tail := "", ""
+	if from := max(0, min(at-most/3, len(r)-most+1)); from > 0 {
+		r, head, most = r[from:], "…", most-1
+	}
+	if len(r) > most {
+		r, tail = r[:most-1], "…"
+	}
+	return head + string(r) + tail
 }

@@ -56,7 +56,7 @@ func (r *Report) SVG() string {
 	panels := min(len(r.Benchmarks), maxPanels)
 	height := svgHead + svgPanel*panels + svgFoot
 	put := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	names := Label(r.Files, 16)
+	names := Label(r.Files, 14)
 	title := fmt.Sprintf("%s and %s on %s", names[0], names[1], r.Problem)
 	put(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" role="img" aria-label="%s">`, svgWidth, height, escape(title))
 	b.WriteString(svgStyle)
@@ -94,7 +94,7 @@ func (r *Report) panel(put func(string, ...any), i int, top float64, names [2]st
 	put(`<text class="pale" x="24" y="%.0f">time, %s</text>`, base+16, a.unit)
 	for side, class := range []string{"a", "b"} {
 		y := top + 30 + svgRow*(float64(side)+0.5)
-		put(`<text class="%s" x="24" y="%.0f">%s</text>`, class, y+4, escape(names[side]))
+		put(`<text class="%s" x="24" y="%.0f">%s</text>`, class, y+4, escape(string("AB"[side])+" "+names[side]))
 		times, middle := r.series(i, side)
 		for n, t := range times {
 			// The golden ratio spreads any number of dots evenly, in the order of the rounds.

@@ -44,7 +44,7 @@ func (r *Report) Conclusion(names [2]string) (says string, beside []string) {
 			beside = append(beside, "implausible: "+text.Line(odd, 500))
 		}
 	case Noisy:
-		if more := r.Overall.RoundsFor(n); more <= MaxRounds {
+		if more := r.Overall.RoundsFor(n); more > 0 {
 			beside = append(beside, fmt.Sprintf("about %d rounds would tell %.0f %% apart: write --rounds %[1]d", more, Same*100))
 		} else {
 			beside = append(beside, fmt.Sprintf("end other programs: with this noise, even %d rounds do not tell %.0f %% apart", MaxRounds, Same*100))
@@ -71,6 +71,8 @@ func percent(ratio float64) string {
 // number returns a part in percent: with a digit after the point, or two below one percent.
 func number(part float64) string {
 	switch p := part * 100; {
+	case p >= 1e6:
+		return fmt.Sprintf("%.1e", p)
 	case p >= 999.5:
 		return fmt.Sprintf("%.0f", p)
 	case math.Abs(p) < 0.005:
