@@ -50,13 +50,13 @@ func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, l *localFlags, 
 	if !given("mode") {
 		l.mode = compare.Modes[0]
 	}
-	shown := text.ShellWord(text.Line(args[0], 60))
 	i := slices.Index(s.Typed, args[0])
 	switch {
 	case i >= 0 && !given("problem") && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0])):
 		return s.Advise(fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), s.With(i, "--problem", args[0]))
 	case sameFile(args[0], args[1]):
-		return term.Usagef("both files are %s; name two, or compare it with a copy to see what this machine tells apart: cp %[1]s copy%s", shown, filepath.Ext(args[0]))
+		copied := strings.Join([]string{"cp", term.Word(args[0]), term.Word("copy" + text.Line(filepath.Ext(args[0]), 20))}, term.Unbroken)
+		return term.Usagef("both files are %s; name two, or compare it with a copy to see what this machine tells apart: %s", text.ShellWord(text.Line(args[0], 60)), copied)
 	case given("workdir"):
 		return term.Usagef("--workdir is for one evaluation, and a comparison has many; leave it out")
 	case !slices.Contains(compare.Modes, l.mode):
@@ -148,7 +148,7 @@ func (c *compareFlags) run(ctx context.Context, s term.Streams, l *localFlags, f
 		}
 	}
 	if l.asJSON {
-		return term.ExitUnless(r.Done(), errors.Join(err, term.PrintJSON(s.Out, r)))
+		return term.ExitUnless(r.Done(), errors.Join(err, compareDoc.Print(s, true, r, nil)))
 	}
 	printComparison(s, r)
 	return term.ExitUnless(r.Done(), err)
@@ -196,12 +196,19 @@ func printComparison(s term.Streams, r *compare.Report) {
 	}
 	term.Printf(s.Out, "\n")
 	t := term.NewList(s.Out, "Benchmark", "A", "B", "B to A", "Verdict")
-	t.Wraps = "Benchmark"
+	t.Wraps, t.Spare = "Benchmark", []string{"A", "B"}
+	row := func(spec, a, b string, d compare.Difference) {
+		verdict := string(d.Verdict)
+		if width < 60 { // without the interval
+			d.Low, verdict = 0, strings.TrimSuffix(verdict, " to tell")
+		}
+		t.Row(spec, a, b, d.Change(), verdict)
+	}
 	for _, b := range r.Benchmarks {
-		t.Row(text.Line(b.Spec, 100), result.Span(b.Mean[0], 4), result.Span(b.Mean[1], 4), b.Change(), string(b.Verdict))
+		row(text.Line(b.Spec, 100), result.Span(b.Mean[0], 4), result.Span(b.Mean[1], 4), b.Difference)
 	}
 	if len(r.Benchmarks) > 1 {
-		t.Row("all, as the problem ranks", "", "", r.Overall.Change(), string(r.Overall.Verdict))
+		row("all, as the problem ranks", "", "", r.Overall)
 	}
 	t.Print()
 	term.Verbatim(s.Out, r.Strips(min(width, 100), color))

@@ -3,6 +3,7 @@ package operator
 import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
+	"github.com/gpu-mode/kbnode/internal/evaluate/compare"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/internal/operate/submit"
@@ -12,6 +13,7 @@ import (
 var (
 	attacksDoc  = term.Document[attackList]{Name: "cheats-list", Schema: 1}
 	cheatsDoc   = term.Document[*arena.Report]{Name: "cheats", Schema: arena.Schema}
+	compareDoc  = term.Document[*compare.Report]{Name: "compare", Schema: compare.Schema}
 	e2eDoc      = term.Document[*e2e.Report]{Name: "e2e", Schema: e2e.Schema}
 	queueDoc    = term.Document[buildkite.QueueReport]{Name: "queue", Schema: 1}
 	requestsDoc = term.Document[requestList]{Name: "requests", Schema: 1}
@@ -20,7 +22,7 @@ var (
 
 // Documents returns what commands of an operator print with --json.
 func Documents() []term.Described {
-	return []term.Described{attacksDoc, cheatsDoc, e2eDoc, queueDoc, requestsDoc, submitDoc}
+	return []term.Described{attacksDoc, cheatsDoc, compareDoc, e2eDoc, queueDoc, requestsDoc, submitDoc}
 }
 
 // requestList is the JSON of --dry-run.

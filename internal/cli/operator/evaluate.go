@@ -83,7 +83,7 @@ func (l *localFlags) add(cmd *cobra.Command) {
 	fl := cmd.Flags()
 	addProblem(fl, &l.problem, "")
 	fl.StringVar(&l.mode, "mode", "test", "test, benchmark, leaderboard, private or profile")
-	fl.BoolVar(&l.asJSON, "json", false, "print result.json, or a comparison as JSON")
+	term.JSONFlag(fl, &l.asJSON, "print result.json, or a comparison as JSON", compareDoc)
 }
 
 // check completes the flags, or says what is wrong with them.
@@ -170,7 +170,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 		term.Printf(s.Out, "%s", paintReport(s.Out, report.String(), said, passed))
 	}
 	if passed && !l.asJSON && r.Vague() && len(args) > 0 {
-		s.Progress("to compare two files in spite of that: %s other%s", s.Line([]string{"evaluate", "--problem", l.problem, args[0]}), filepath.Ext(args[0]))
+		s.Progress("to compare two files in spite of that: %s", s.Line([]string{"evaluate", "--problem", l.problem, args[0], "other" + text.Line(filepath.Ext(args[0]), 20)}))
 	}
 	if !passed && missing != "" {
 		s.Progress("install what is missing, or evaluate on a node: %s", s.Line(append([]string{"submit", "--gpu", submit.GPUFor(t), "--problem", l.problem, "--mode", l.mode}, args...)))

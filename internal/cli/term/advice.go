@@ -51,13 +51,17 @@ func (s Streams) Line(args []string) string {
 	}
 	known := Secrets(args)
 	for _, a := range args {
-		a = Hide(a, known)
-		if !text.Plain(a) || len(a) > maxWord {
-			a = text.Line(a, maxWord)
-		}
-		words = append(words, text.ShellWord(a))
+		words = append(words, Word(Hide(a, known)))
 	}
 	return strings.ReplaceAll(strings.Join(words, " "), " ", Unbroken)
+}
+
+// Word returns an argument for a line that Printf prints to be pasted, quoted for a shell.
+func Word(a string) string {
+	if !text.Plain(a) || len(a) > maxWord {
+		a = text.Line(a, maxWord)
+	}
+	return strings.ReplaceAll(text.ShellWord(a), " ", Unbroken)
 }
 
 // Program returns how to start this kbnode again: sudo finds none that is outside of its PATH.
