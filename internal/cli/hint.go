@@ -129,14 +129,14 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			// Do not repeat what followed: it may be the token.
 			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
 		case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
+			if h.compares(cmd) {
+				return term.Usagef("%s; files are compared on this machine only; leave out --%s, or submit them one by one", says, name)
+			}
 			return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
 		case i >= 0:
 			near := nearFlag(cmd, name)
-			if line := h.With(i, "--json"); near == "json" && name != near { // -o json, --format=json
-				if i+1 < len(line) && line[i+1] == "json" {
-					line = slices.Delete(line, i+1, i+2)
-				}
-				return h.Advise(says, line)
+			if near == "json" && sameFlags[name] == near {
+				return h.json(says, i)
 			}
 			if near != "" {
 				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
@@ -152,12 +152,53 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 			return term.Usagef("--%s: %q %w; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), no, help)
 		}
 		wants := map[string]string{"duration": "is not a time such as 90s, 30m, 2h or 1d", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
-		if k, ok := node.SlotNumber(bad.GetValue()); ok && strings.HasPrefix(bad.GetValue(), "gpu") {
+		isSlot := slices.Contains([]string{"slot", gpuIndex}, bad.GetFlag().Name)
+		if k, ok := node.SlotNumber(bad.GetValue()); ok && isSlot && strings.HasPrefix(bad.GetValue(), "gpu") {
 			help = fmt.Sprintf("write --%s %d", bad.GetFlag().Name, k)
 		}
 		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a whole number"), help)
 	}
 	return term.Usagef("%w; %s", err, help)
+}
+
+// json explains a flag of other tools that says in which format to print, or where to: -o json, --output=gpus.json.
+func (h hints) json(says string, i int) error {
+	line := h.With(i, "--json")
+	if h.Find("--json") >= 0 {
+		line = h.With(i)
+	}
+	_, value, given := strings.Cut(h.Typed[i], "=")
+	if next := i + 1; !given && next < len(h.Typed) && !strings.HasPrefix(h.Typed[next], "-") {
+		value = h.Typed[next]
+		at := next - len(h.Typed) + len(line)
+		line = slices.Delete(line, at, at+1)
+	}
+	if strings.ContainsAny(value, "./") {
+		return term.Usagef("%s; --json prints to standard output: write %s%s>%s", says, h.Line(line), term.Unbroken, term.Word(value))
+	}
+	return h.Advise(says, line)
+}
+
+// compares reports whether a command line is for comparing files, if evaluate is its command.
+func (h hints) compares(evaluate *cobra.Command) bool {
+	submit, _, err := evaluate.Root().Find([]string{"submit"})
+	if err != nil || h.Find("--rounds") >= 0 || h.Find("--plot") >= 0 {
+		return err == nil
+	}
+	files, value := 0, false
+	for _, word := range h.Typed[slices.Index(h.Typed, "evaluate")+1:] {
+		switch {
+		case value:
+			value = false
+		case !strings.HasPrefix(word, "-"):
+			files++
+		default:
+			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			f := cmp.Or(evaluate.Flag(name), submit.Flag(name))
+			value = f != nil && f.NoOptDefVal == "" && !given
+		}
+	}
+	return files > 1
 }
 
 // flagOf reports whether a command has a flag.
@@ -203,7 +244,8 @@ func checkNumbers(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		switch f.Value.Type() {
 		case "int", "int64", "uint", "uint64", "duration":
-			ownZero := strings.Contains(f.Usage, "0 for none") || strings.Contains(f.Usage, "no limit") || f.Name == "gpu-count" // it has its own advice
+			ownZero := strings.Contains(f.Usage, "0 for none") || strings.Contains(f.Usage, "no limit") ||
+				f.Name == "gpu-count" || f.Name == "priority" // the one has its own advice, and 0 is a priority
 			if f.DefValue == "0s" {
 				f.DefValue = "0" // which the help of a wrapped value leaves out
 			}
