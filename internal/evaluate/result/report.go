@@ -121,10 +121,12 @@ func (l *Log) text(title, s, key string, traces *tracebacks) {
 // quote writes a program's text, bounded and with each line indented. key is where result.json has all of it. Unless traces
 // is nil, tracebacks are short, and shown once.
 func (l *Log) quote(s string, runes, lines int, key string, traces *tracebacks) {
-	most := min(len(s), 64*runes)
-	shown, cut := text.Cut(text.Block(s[:most]), runes, lines)
+	most := min(len(s), longest*runes)
+	shown, cut := text.Block(s[:most]), false
 	if traces != nil {
-		shown = traces.brief(shown)
+		shown, cut = traces.brief(shown, runes, lines)
+	} else {
+		shown, cut = text.Cut(shown, runes, lines)
 	}
 	var b strings.Builder
 	for line := range strings.SplitSeq(strings.TrimRight(shown, "\n"), "\n") {
@@ -197,7 +199,11 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 	}
 	if part := vague(list); part > 0 {
 		l.Line("")
-		l.Line("± is up to %.2g %% of a mean: to another evaluation,", 100*part)
+		percent := fmt.Sprintf("%.2g", 100*part)
+		if part >= 0.1 {
+			percent = fmt.Sprintf("%.0f", 100*part)
+		}
+		l.Line("± is up to %s %% of a mean: to another evaluation,", percent)
 		l.Line("differences below %.0f %% mean nothing", math.Ceil(100*part*unclear))
 	}
 }

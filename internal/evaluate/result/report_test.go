@@ -114,6 +114,7 @@ func TestVague(t *testing.T) {
 	for _, c := range []struct{ before, mean, err, says string }{
 		{"1", "1000", "10", ""},
 		{"1", "1000", "11", "± is up to 1.1 % of a mean: to another evaluation,\ndifferences below 4 % mean nothing\n"},
+		{"1", "1000", "997", "± is up to 100 % of a mean: to another evaluation,\ndifferences below 280 % mean nothing\n"},
 		{"1", "1000", "400", "± is up to 40 % of a mean: to another evaluation,\ndifferences below 112 % mean nothing\n"},
 		{"900", "1000", "1", ""}, {"1", "1000", "-400", ""}, {"1", "0", "1", ""}, {"1", "1e-300", "1e300", ""}, {"1", "nan", "nan", ""}, {"1", "1000", "much", ""},
 	} {

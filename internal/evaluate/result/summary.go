@@ -19,6 +19,7 @@ const (
 	messageRunes = 2000    // a test's message
 	messageLines = 30
 	maxLine      = 200 // of a text on one of our lines
+	longest      = 64  // times as many bytes are read of a text: it may become shorter before it is cut
 	maxRows      = 50  // tests or benchmarks in one list
 )
 
@@ -219,8 +220,7 @@ func readCase(report map[string]string, kind string, i int) testCase {
 		c.failed = true
 		for _, key := range []string{"error", "message"} {
 			if message := get(key); message != "" {
-				message, _ = text.Cut(message, messageRunes, messageLines)
-				c.message += message + "\n"
+				c.message += message[:min(len(message), longest*messageRunes)] + "\n"
 			}
 		}
 	}

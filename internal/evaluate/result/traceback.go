@@ -18,14 +18,19 @@ var joints = []string{
 	"During handling of the above exception, another exception occurred:",
 }
 
+// maxShown bounds the tracebacks that are compared with those that follow.
+const maxShown = 100
+
 // tracebacks are those of Python that the report of an evaluation has shown. Anyone may have written them: what is
 // left out of a text is a call outside of the submission, where one inside is shown, or lines that were shown before.
 type tracebacks struct{ shown []string }
 
-// brief shortens the tracebacks in a text that is then shown, and says in brackets what it leaves out.
-func (t *tracebacks) brief(s string) string {
+// brief shortens the tracebacks in a text, says in brackets what it leaves out, and then cuts the text to at most that many
+// characters and lines.
+func (t *tracebacks) brief(s string, characters, lines int) (head string, cut bool) {
 	var b strings.Builder
-	again := 0
+	again, before := 0, len(t.shown)
+	var ends []int // in b, of the tracebacks that are new
 	for i, part := range split(s) {
 		rest, known := part, false
 		if i > 0 {
@@ -43,11 +48,18 @@ func (t *tracebacks) brief(s string) string {
 			b.WriteString(rest)
 			continue
 		}
-		t.shown = append(t.shown, strings.TrimRight(part, "\n")+"\n")
 		writeCalls(&b, part)
+		if len(t.shown) < maxShown {
+			t.shown, ends = append(t.shown, strings.TrimRight(part, "\n")+"\n"), append(ends, b.Len())
+		}
 	}
 	writeAgain(&b, again)
-	return b.String()
+	head, cut = text.Cut(b.String(), characters, lines)
+	for len(ends) > 0 && ends[len(ends)-1] > len(head) { // what was cut off was not shown
+		ends = ends[:len(ends)-1]
+	}
+	t.shown = t.shown[:before+len(ends)]
+	return head, cut
 }
 
 func writeAgain(b *strings.Builder, times int) {
@@ -70,29 +82,26 @@ func (t *tracebacks) rest(part string) (string, bool) {
 
 // split cuts a text before each traceback, which it leaves together with those of the exception's causes. The first part
 // is what comes before.
-func split(s string) []string {
-	parts, last := []string{""}, ""
-	for line := range strings.Lines(s + "\n") {
+func split(s string) (parts []string) {
+	if s != "" && !strings.HasSuffix(s, "\n") {
+		s += "\n"
+	}
+	from, at, last := 0, 0, ""
+	for line := range strings.Lines(s) {
 		isJoint := false
 		for _, joint := range joints {
 			isJoint = isJoint || last == joint
 		}
 		trimmed := strings.TrimRight(line, "\n")
 		if body := strings.TrimPrefix(trimmed, "  + Exception Group "); !isJoint && body == "Traceback (most recent call last):" {
-			parts = append(parts, "")
+			parts, from = append(parts, s[from:at]), at
 		}
-		parts[len(parts)-1] += line
+		at += len(line)
 		if trimmed != "" {
 			last = trimmed
 		}
 	}
-	parts[len(parts)-1] = strings.TrimSuffix(parts[len(parts)-1], "\n")
-	for i := range parts { // a text need not end with its line
-		if parts[i] != "" && !strings.HasSuffix(parts[i], "\n") {
-			parts[i] += "\n"
-		}
-	}
-	return parts
+	return append(parts, s[from:])
 }
 
 // writeCalls writes a traceback and those of its causes without the calls outside of the submission. One that has no others

@@ -3,6 +3,7 @@ package result
 import (
 	"bytes"
 	"flag"
+	"math"
 	"strings"
 	"testing"
 
@@ -13,6 +14,12 @@ import (
 
 var update = flag.Bool("update", false, "write testdata again")
 
+// whole returns what is shown of a text that is not cut.
+func whole(s string) string {
+	shown, _ := (&tracebacks{}).brief(s, math.MaxInt, math.MaxInt)
+	return shown
+}
+
 // TestTracebacks compares what is shown of what Python 3.11 wrote for submissions with an error of each kind, and of
 // texts that only look like it. In testdata/tracebacks.txtar, "NAME" is a text, and "NAME shown" what is shown of it.
 func TestTracebacks(t *testing.T) {
@@ -22,7 +29,7 @@ func TestTracebacks(t *testing.T) {
 	want := txtar.Archive{Comment: from.Comment}
 	for _, f := range from.Files {
 		if !strings.HasSuffix(f.Name, " shown") {
-			want.Files = append(want.Files, f, txtar.File{Name: f.Name + " shown", Data: []byte((&tracebacks{}).brief(string(f.Data)))})
+			want.Files = append(want.Files, f, txtar.File{Name: f.Name + " shown", Data: []byte(whole(string(f.Data)))})
 		}
 	}
 	must.Golden(t, file, *update, string(txtar.Format(&want)))
@@ -43,6 +50,25 @@ func TestTracebackOnce(t *testing.T) {
 		"Standard output:\n  [the same traceback 1 more time]\n"+short+"worse\n", b.String())
 }
 
+// TestTracebackLong shows the exception of a traceback whose calls are longer than what is shown of a text, and what was cut
+// off before.
+func TestTracebackLong(t *testing.T) {
+	t.Parallel()
+	const head = "Traceback (most recent call last):\n  File \"/x/submission.py\", line 2, in f\n    g()\n"
+	long := head + strings.Repeat("  File \"/usr/lib/python3/dist-packages/torch/nn/modules/module.py\", line 1501, in _call_impl\n    return forward_call(*args, **kwargs)\n", 500) + "RuntimeError: bad\n"
+	other := head + "ValueError: other\n"
+	ev := &Evaluation{Run: &Run{ExitCode: 112, Duration: "1", Stderr: long + strings.Repeat("x\n", outputRunes/2) + other, Stdout: other,
+		Result: reported("test-count: 1", "test.0.spec: size: 1", "test.0.status: fail")}}
+	ev.Run.Result = append(ev.Run.Result, Pair[string]{"test.0.error", long})
+	var b bytes.Buffer
+	(&Log{W: &b}).Evaluation(Summarize("test", ev, false), ev)
+	_, failed, _ := strings.Cut(b.String(), "Failed: test 0: size: 1\n")
+	message, rest, _ := strings.Cut(failed, "Standard error:\n")
+	must.Equal(t, "  Traceback (most recent call last):\n    File \"/x/submission.py\", line 2, in f\n      g()\n    [500 calls of the judge and of packages left out]\n  RuntimeError: bad\n", message)
+	_, out, _ := strings.Cut(rest, "Standard output:\n")
+	must.Equal(t, "  Traceback (most recent call last):\n    File \"/x/submission.py\", line 2, in f\n      g()\n  ValueError: other\n", out)
+}
+
 // FuzzBrief keeps a text without tracebacks, never shows more lines than there are, and leaves no line out but those of calls
 // and those that it has shown.
 func FuzzBrief(f *testing.F) {
@@ -50,7 +76,7 @@ func FuzzBrief(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		got := (&tracebacks{}).brief(s)
+		got := whole(s)
 		if !strings.Contains(s, "Traceback (most recent call last):") && strings.TrimRight(got, "\n") != strings.TrimRight(s, "\n") {
 			t.Errorf("%q became %q", s, got)
 		}
