@@ -99,9 +99,10 @@ func (q *queueCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	seen := false
 	for {
 		report, none, err := client.ReadQueues(ctx, q.api.Org, q.queues...)
-		if status := buildkite.Refused(err); err != nil && q.watch && (status == 0 || status >= http.StatusInternalServerError) && ctx.Err() == nil {
+		if err != nil && seen && passing(buildkite.Refused(err)) && ctx.Err() == nil {
 			q.s.Warn("%v; trying again", err)
 			if limit.Sleep(ctx, queueWatch) != nil {
 				return nil
@@ -111,6 +112,8 @@ func (q *queueCommand) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		seen = q.watch // before, what is wrong stays wrong
+
 		memory, err := fleet.Open(q.api.Org) // each time: another kbnode queue writes it, too
 		if err != nil {
 			q.s.Warn("%v; nodes without agents are not shown", err)
@@ -139,6 +142,11 @@ func (q *queueCommand) run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// passing reports whether another try may go better than one that was refused with this status, or, with 0, not answered.
+func passing(status int) bool {
+	return status == 0 || status == http.StatusTooManyRequests || status >= http.StatusInternalServerError
 }
 
 func (q *queueCommand) forget(node string) error {
