@@ -99,10 +99,10 @@ func (q *queueCommand) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	seen := false
+	answered := false
 	for {
 		report, none, err := client.ReadQueues(ctx, q.api.Org, q.queues...)
-		if err != nil && seen && passing(buildkite.Refused(err)) && ctx.Err() == nil {
+		if err != nil && answered && passing(buildkite.Refused(err)) && ctx.Err() == nil {
 			q.s.Warn("%v; trying again", err)
 			if limit.Sleep(ctx, queueWatch) != nil {
 				return nil
@@ -112,7 +112,7 @@ func (q *queueCommand) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		seen = q.watch // before, what is wrong stays wrong
+		answered = q.watch // before, what is wrong stays wrong
 
 		memory, err := fleet.Open(q.api.Org) // each time: another kbnode queue writes it, too
 		if err != nil {

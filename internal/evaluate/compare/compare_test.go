@@ -275,7 +275,8 @@ func TestRunWitness(t *testing.T) {
 	r := &Report{Files: [2]string{"a.py", "b.py"}}
 	o := Options{Mode: "benchmark", Rounds: 9, Untested: true, Evaluate: func(_ context.Context, side int, _ string) arena.Evaluation {
 		e := ran("benchmark", []string{"1000", "1100"}[side])
-		switch calls++; calls {
+		calls++
+		switch calls {
 		case 7:
 			e.Witness = "all runs took exactly 5 ns"
 		case 8:
