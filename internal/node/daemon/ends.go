@@ -154,7 +154,7 @@ func rebootOf(drains []plan.Drain, boot string) bool {
 	return slices.ContainsFunc(drains, func(one plan.Drain) bool { return one.Reboot == boot })
 }
 
-// withReboot drains the slots that appear while a reboot waits: they would take jobs, and it would wait for ever.
+// withReboot drains the slots that appear while a reboot waits: they would take jobs, and it would wait forever.
 func (d *daemonLoop) withReboot(drains []plan.Drain, p *plan.Plan) []plan.Drain {
 	if d.clocks.Boot == "" || !rebootOf(drains, d.clocks.Boot) {
 		return drains

@@ -21,7 +21,9 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 		if v, ok := health.Holding(verdicts, s.Index); ok {
 			drains = append(drains, drainOf(v, s.Index, now))
 			// It is stored beside a stronger one, because it must hold even if the state of the health is lost.
-			if i := slices.IndexFunc(verdicts, func(o health.Verdict) bool { return o.Check == health.CheckRepeats && slices.Contains(o.Slots, s.Index) && o.Effect > health.None }); i >= 0 && v.Check != health.CheckRepeats {
+			if i := slices.IndexFunc(verdicts, func(o health.Verdict) bool {
+				return o.Check == health.CheckRepeats && slices.Contains(o.Slots, s.Index) && o.Effect > health.None
+			}); i >= 0 && v.Check != health.CheckRepeats {
 				drains = append(drains, drainOf(verdicts[i], s.Index, now))
 			}
 		}

@@ -131,7 +131,7 @@ func (j *judge) countFaults() {
 			if m.GPU != g.ID || !m.Shown || m.Level < Fatal || m.Effect == None || !slices.Contains(counted, m.Check) {
 				continue
 			}
-			if !was && !g.Faulty && !(m.Check == checkRecovery && j.afterJob(*g)) {
+			if byJob := m.Check == checkRecovery && j.afterJob(*g); !was && !g.Faulty && !byJob {
 				what := m.Check
 				if m.Check == checkXid {
 					what = "Xid " + m.Detail
