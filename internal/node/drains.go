@@ -35,11 +35,9 @@ func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selecti
 // Resume takes back Drain. Drained slots that are no longer of the plan can be selected, too; what it
 // returns of them has only a name.
 func (n *Node) Resume(ctx context.Context, host *reconcile.Host, selected Selection, warn func(error)) ([]plan.Slot, error) {
+	boot := bootNow()
 	return n.changeDrains(ctx, host, "resume", selected, func(drains []plan.Drain, slot int) []plan.Drain {
-		if rebootPending(n.Drains) {
-			return plan.CancelReboot(drains, slot)
-		}
-		return plan.RemoveDrain(drains, slot, plan.ByOperator)
+		return plan.Resume(drains, slot, boot)
 	}, warn)
 }
 
@@ -125,10 +123,16 @@ func needsDaemon(ctx context.Context, host *reconcile.Host, does string) error {
 	return err
 }
 
+// bootNow returns the kernel's ID of this boot, or "" if it cannot be read.
+func bootNow() string {
+	now, _ := signals.Now() // without an error, it has one
+	return now.Boot
+}
+
 // rebootPending reports whether an operator asked for a reboot in this boot.
 func rebootPending(drains []plan.Drain) bool {
-	now, err := signals.Now()
-	return slices.ContainsFunc(drains, func(d plan.Drain) bool { return d.Reboot != "" && (err != nil || d.Reboot == now.Boot) })
+	boot := bootNow()
+	return slices.ContainsFunc(drains, func(d plan.Drain) bool { return d.RebootWaits(boot) })
 }
 
 // slotless returns drains without a slot in the plan as slots that have only a name.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -34,7 +35,7 @@ func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected 
 // does nothing if that keeps none of the node's from jobs, for all slots together, or for one that an operator drained: then
 // resume ends a repair, and which GPU may come back is another decision.
 func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection) error {
-	if h, err := daemon.ReadHealth("/"); selected.All || err != nil || !slices.ContainsFunc(h.Verdicts, repeated) {
+	if h, err := daemon.ReadHealth(n.Root); selected.All || err != nil || !slices.ContainsFunc(h.Verdicts, repeated) {
 		return nil //nolint:nilerr // the daemon writes it again; a drain is taken back without it
 	}
 	if err := n.report(ctx, host, selected, true); err != nil {
@@ -46,7 +47,7 @@ func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Se
 func repeated(v health.Verdict) bool { return v.Check == health.CheckRepeats }
 
 func (n *Node) awaitReports(ctx context.Context, host *reconcile.Host) error {
-	if !daemon.ReportPending("/") {
+	if !daemon.ReportPending(n.Root) {
 		return nil
 	}
 	// The daemon then reads everything again, including the GPUs.
@@ -54,7 +55,7 @@ func (n *Node) awaitReports(ctx context.Context, host *reconcile.Host) error {
 		return err
 	}
 	n.say("waiting for the daemon to check the GPUs")
-	for end := time.Now().Add(resetTime); daemon.ReportPending("/"); {
+	for end := time.Now().Add(resetTime); daemon.ReportPending(n.Root); {
 		if time.Now().After(end) {
 			return fmt.Errorf("the daemon has not checked the GPUs within %s, and will when it can; journalctl -u %s shows why", resetTime, plan.NodeService)
 		}
@@ -90,40 +91,38 @@ func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Select
 	if err != nil {
 		return err
 	}
-	if returned {
-		slots = slices.DeleteFunc(slices.Clone(slots), func(s plan.Slot) bool {
-			return slices.ContainsFunc(s.Drains, func(d plan.Drain) bool { return d.By == plan.ByOperator })
-		})
-	}
-	gpus, happened, err := reportOf(slots, returned)
+	gpus, happened, err := n.reportOf(slots, returned)
 	if err != nil || len(gpus) == 0 {
 		return err
 	}
 	if err := needsDaemon(ctx, host, "checks the GPUs"); err != nil {
 		return err
 	}
-	if err := (events.Log{File: events.Path}).Add(happened...); err != nil {
+	if err := (events.Log{File: filepath.Join(n.Root, events.Path)}).Add(happened...); err != nil {
 		n.Log.Warn("event not recorded", "err", err)
 	}
 	if returned {
-		return daemon.ReportReturn("/", gpus, now.Up)
+		return daemon.ReportReturn(n.Root, gpus, now.Up)
 	}
-	return daemon.ReportReset("/", gpus, now.Up)
+	return daemon.ReportReset(n.Root, gpus, now.Up)
 }
 
 // reportOf returns the GPUs of slots that were reset or, if returned is true, that stay out for their faults.
-func reportOf(slots []plan.Slot, returned bool) (gpus []string, happened []events.Event, err error) {
+func (n *Node) reportOf(slots []plan.Slot, returned bool) (gpus []string, happened []events.Event, err error) {
 	if !returned {
 		for _, sl := range slots {
 			for _, g := range sl.GPUs {
 				gpus = append(gpus, cmp.Or(g.UUID, g.PCI))
 			}
-			happened = append(happened, events.Event{Kind: "mended", Slot: sl.Index, By: plan.ByOperator, Text: "an operator says that the GPU of " + sl.Name + " was reset"})
+			happened = append(happened, events.Event{Kind: "reset", Slot: sl.Index, By: plan.ByOperator, Text: "an operator says that the GPU of " + sl.Name + " was reset"})
 		}
 		return gpus, happened, nil
 	}
-	h, err := daemon.ReadHealth("/")
+	h, err := daemon.ReadHealth(n.Root)
 	for _, sl := range slots {
+		if slices.ContainsFunc(sl.Drains, func(d plan.Drain) bool { return d.By == plan.ByOperator }) {
+			continue
+		}
 		for _, v := range h.Verdicts {
 			if repeated(v) && slices.Contains(v.Slots, sl.Index) {
 				gpus = append(gpus, v.GPU)

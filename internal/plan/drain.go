@@ -40,9 +40,14 @@ type Drain struct {
 // Wanted reports whether people want the drain, so that nothing is wrong.
 func (d Drain) Wanted() bool { return d.By == ByOperator || d.By == ByLoan }
 
+// RebootWaits reports whether the drain is for a reboot that has yet to come. The boot is "" if it is not known.
+func (d Drain) RebootWaits(boot string) bool {
+	return d.Reboot != "" && (boot == "" || d.Reboot == boot)
+}
+
 // Now returns what is left of a drain in a boot, and false if it has ended. reached reports whether a time has come.
 func (d Drain) Now(boot string, reached func(time.Time) bool) (Drain, bool) {
-	if d.Reboot != "" && boot != "" && d.Reboot != boot {
+	if d.Reboot != "" && !d.RebootWaits(boot) {
 		if !d.Stays {
 			return d, false
 		}
@@ -121,11 +126,12 @@ func AddDrain(drains []Drain, add Drain) []Drain {
 	return append(drains, add)
 }
 
-// CancelReboot removes the drain of a slot for a reboot, and leaves one that there was before.
-func CancelReboot(drains []Drain, slot int) []Drain {
-	drains = slices.Clone(drains)
+// Resume removes an operator's drain of a slot. While a reboot waits it takes back that, and leaves a drain that there was
+// before.
+func Resume(drains []Drain, slot int, boot string) []Drain {
 	for i, d := range drains {
-		if d.Slot == slot && d.By == ByOperator && d.Reboot != "" && d.Stays {
+		if d.Slot == slot && d.By == ByOperator && d.Stays && d.RebootWaits(boot) {
+			drains = slices.Clone(drains)
 			drains[i].Reboot, drains[i].Stays = "", false
 			return drains
 		}

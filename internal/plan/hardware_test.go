@@ -70,7 +70,21 @@ func TestHardwareTagsStay(t *testing.T) {
 	for i, s := range second.Slots {
 		must.Equal(t, first.Slots[i].Tags, s.Tags)
 	}
-	nv.DriverVersion = "999.1"
+	// A driver that could not be read is the one of before.
+	nv.DriverVersion, silent.Unread = "", []string{inventory.SubjectDriver}
+	must.Equal(t, first.Slots[0].Tags, build(t, &silent, config.Config{}, bindings, false).Slots[0].Tags)
+	rocm := readMachine(t, machinetest.MI300X())
+	amd := *rocm.AMD
+	amd.DriverVersion, rocm.AMD = "6.12.12", &amd
+	before := build(t, rocm, config.Config{}, nil, false)
+	unread := *rocm
+	none := amd
+	none.DriverVersion, unread.AMD, unread.Unread = "", &none, []string{inventory.SubjectDriver}
+	must.Equal(t, before.Slots[0].Tags, build(t, &unread, config.Config{}, bindingsOf(t, before), false).Slots[0].Tags)
+	unread.Unread = nil // it is the kernel's own now
+	must.Equal(t, "", tagOf(build(t, &unread, config.Config{}, bindingsOf(t, before), false).Slots[0].Tags, "driver"))
+
+	nv.DriverVersion, silent.Unread = "999.1", nil
 	for _, s := range build(t, &silent, config.Config{}, bindings, false).Slots {
 		if tagOf(s.Tags, "driver") != "999.1" || tagOf(s.Tags, "cuda") != "" || tagOf(s.Tags, "sm") != "100" {
 			t.Errorf("%s has %v", s.Name, s.Tags)

@@ -51,8 +51,11 @@ func (b *builder) used() *inventory.Inventory {
 		GPUs: []inventory.GPU{}, Software: b.inv.Software,
 	}
 	out.CPU.Model = ""
-	if nv := b.inv.NVIDIA; nv != nil && nv.CUDAVersion != "" {
+	if nv := b.inv.NVIDIA; nv != nil && nv.DriverVersion != "" {
 		out.NVIDIA = &inventory.NVIDIA{DriverVersion: nv.DriverVersion, CUDAVersion: nv.CUDAVersion}
+	}
+	if amd := b.inv.AMD; amd != nil && amd.DriverVersion != "" {
+		out.AMD = &inventory.AMD{DriverVersion: amd.DriverVersion}
 	}
 	if b.cfg.Node == "" {
 		out.Hostname = b.inv.Hostname

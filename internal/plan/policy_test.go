@@ -188,7 +188,8 @@ func TestDrainEnds(t *testing.T) {
 	must.Equal(t, []Drain{both}, AddDrain([]Drain{limited}, reboot))
 	must.Equal(t, []Drain{fan}, AddDrain([]Drain{both}, fan))
 	// Canceled, it leaves what there was before.
-	must.Equal(t, []Drain{fan}, CancelReboot([]Drain{waits}, 2))
-	must.Equal(t, []Drain{limited}, CancelReboot([]Drain{both}, 2))
-	must.Equal(t, []Drain{}, CancelReboot([]Drain{reboot}, 2))
+	must.Equal(t, []Drain{fan}, Resume([]Drain{waits}, 2, "1"))
+	must.Equal(t, []Drain{limited}, Resume([]Drain{both}, 2, ""))
+	must.Equal(t, []Drain{}, Resume([]Drain{reboot}, 2, "1"))
+	must.Equal(t, []Drain{}, Resume([]Drain{waits}, 2, "2")) // it was rebooted
 }

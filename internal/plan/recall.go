@@ -34,7 +34,7 @@ func undivided(gpus []inventory.GPU, pool []Member) []inventory.GPU {
 // keep fills in from the kept member what the GPU does not report now.
 func (u *Member) keep(old Member) {
 	same := u.UUID == "" || old.UUID == "" || strings.EqualFold(u.UUID, old.UUID)
-	if u.UUID != "" && strings.EqualFold(u.UUID, old.UUID) { // neither changes, or agents would register again whenever NVML is late
+	if same && u.PCI == old.PCI { // neither changes, or agents would register again whenever NVML is late
 		u.Arch, u.Memory = cmp.Or(u.Arch, old.Arch), cmp.Or(u.Memory, old.Memory)
 	}
 	u.UUID = cmp.Or(u.UUID, old.UUID)

@@ -100,7 +100,7 @@ var subjects = []struct{ prefix, subject string }{
 	{"sys/fs/cgroup", inventory.SubjectCPU}, {"dev/cpuset", inventory.SubjectCPU}, {"proc/self/cpuset", inventory.SubjectCPU},
 	{nodeDir, inventory.SubjectMemory}, {"proc/meminfo", inventory.SubjectMemory}, {"sys/kernel/mm/hugepages", inventory.SubjectMemory},
 	{pciDir, inventory.SubjectGPUs}, {pciRoots + "/pci", inventory.SubjectGPUs}, {nvidiaProc + "/gpus", inventory.SubjectGPUs}, {kfdDir, inventory.SubjectGPUs}, {kfdDirVirtual, inventory.SubjectGPUs},
-	{"proc/driver", "driver"}, {"proc/devices", "driver"}, {"sys/module", "driver"},
+	{"proc/driver", inventory.SubjectDriver}, {"proc/devices", inventory.SubjectDriver}, {"sys/module", inventory.SubjectDriver},
 	{"etc/cdi", inventory.SubjectCDI}, {"var/run/cdi", inventory.SubjectCDI}, {"run/cdi", inventory.SubjectCDI},
 	{"etc/hostname", inventory.SubjectHost}, {"etc/os-release", "os"}, {"usr/lib/os-release", "os"},
 	{"proc/sys/kernel/osrelease", "os"}, {"proc/version", "os"},

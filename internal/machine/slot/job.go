@@ -102,18 +102,27 @@ func Containers(root, slice string) ([]string, error) {
 		if ok, _ := path.Match("docker-*.scope", e.Name()); !ok || !e.IsDir() {
 			continue
 		}
-		events, err := limit.ReadFile(filepath.Join(dir, e.Name(), "cgroup.events"), maxProcFile)
-		if host.Ended(err) {
-			continue
-		}
+		populated, err := Populated(root, filepath.Join(slice, e.Name()))
 		if err != nil {
-			return nil, fmt.Errorf("read state of container %s: %w", e.Name(), err)
+			return nil, err
 		}
-		if slices.Contains(strings.Split(string(events), "\n"), "populated 1") {
+		if populated {
 			found = append(found, e.Name())
 		}
 	}
 	return found, nil
+}
+
+// Populated reports whether a cgroup, or one below it, has processes. One that is gone has none.
+func Populated(root, cgroup string) (bool, error) {
+	events, err := limit.ReadFile(filepath.Join(root, "sys/fs/cgroup", cgroup, "cgroup.events"), maxProcFile)
+	if host.Ended(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read state of cgroup %s: %w", cgroup, err)
+	}
+	return slices.Contains(strings.Split(string(events), "\n"), "populated 1"), nil
 }
 
 // Environ returns the variables that a process was started with, cut to a length that can

@@ -102,6 +102,16 @@ func TestLoanEnds(t *testing.T) {
 	})
 }
 
+// TestLoanEndedWhileOff boots a machine after its loan's end, before anything sets its clock: no job begins.
+func TestLoanEndedWhileOff(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.clock, n.loanEnd = twoGPUs(), health.ClockAdrift, time.Now().Add(-time.Hour)
+		running(t, n, Options{})
+		later(time.Second)
+		n.serves(t)
+	})
+}
+
 // TestLoanEndsUnplanned has a configuration with a typo when the loan ends.
 func TestLoanEndsUnplanned(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {

@@ -118,7 +118,7 @@ func TestOperatorsWord(t *testing.T) {
 			wake <- struct{}{}
 			synctest.Wait()
 			if ReportPending(n.root) {
-				t.Error("nobody has heard it")
+				t.Error("the report was not read")
 			}
 			if diff := cmp.Diff(step.want, n.serving(t)); diff != "" {
 				t.Errorf("healthy %t: slots that serve: %s; drains %+v", step.healthy, diff, n.drains())

@@ -14,17 +14,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// drainsOf returns the drains that verdicts require, the strongest one of each slot.
+// drainsOf returns the drains that verdicts require: the strongest one of each slot, and beside it that of repeated faults,
+// which must hold even if the state of the health is lost.
 func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Drain {
 	var drains []plan.Drain
 	for _, s := range p.Slots {
-		if v, ok := health.Holding(verdicts, s.Index); ok {
-			drains = append(drains, drainOf(v, s.Index, now))
-			// It is stored beside a stronger one, because it must hold even if the state of the health is lost.
-			if i := slices.IndexFunc(verdicts, func(o health.Verdict) bool {
-				return o.Check == health.CheckRepeats && slices.Contains(o.Slots, s.Index) && o.Effect > health.None
-			}); i >= 0 && v.Check != health.CheckRepeats {
-				drains = append(drains, drainOf(verdicts[i], s.Index, now))
+		strongest, held := health.Holding(verdicts, s.Index)
+		if held {
+			drains = append(drains, drainOf(strongest, s.Index, now))
+		}
+		for _, v := range verdicts {
+			repeats := v.Check == health.CheckRepeats && v.Effect > health.None && slices.Contains(v.Slots, s.Index)
+			if repeats && v.Check != strongest.Check {
+				drains = append(drains, drainOf(v, s.Index, now))
 			}
 		}
 	}

@@ -16,7 +16,8 @@ var unusable = []string{checkLost, checkMissing, checkError, checkReset}
 // someone who swaps GPUs does is none, nor a reset that fails: AMD's GPUs that xGMI joins reset together, and a job may be why.
 var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap, checkNVLink, checkRAS}
 
-// provoked are Xids of other classes than XidApplication that some programs cause.
+// provoked are Xids of other classes than XidApplication that some programs cause. Their form since NVLink 5 are those of
+// XidLink that are not fatal.
 var provoked = []int{108, 137}
 
 // decide changes what follows from an Xid as the policy says. kept is false if no verdict follows.
@@ -28,7 +29,7 @@ func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bo
 	r := j.in.Policy.Xids[i]
 	old := j.find(gpuKey(checkXid, j.id(f), fmt.Sprint(f.Xid)))
 	stronger := (r.Action == config.XidDrain || r.Action == config.XidPark) && m.Effect == None
-	if mayBeJob := class == XidIgnored || class == XidUnknown || class == XidLink && m.Level < Fatal || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
+	if mayBeJob := class == XidIgnored || class == XidUnknown || LookupXid(f.Xid).Class == XidLink && f.Severity != "Fatal" || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
 		return m, class != XidIgnored
 	}
 	switch r.Action {

@@ -41,6 +41,8 @@ func TestPolicyOfXids(t *testing.T) {
 		{"14=drain", 14, "", []string{"gpu.xid fatal drain [3]"}},
 		{"14=drain", 14, "job-1", []string{""}},
 		{"14=drain@2/24h", 14, "", []string{"", "gpu.xid fatal drain [3]"}},
+		{"145=drain", 145, "job-1", []string{"gpu.xid degraded none [3]"}},
+		{"145=drain", 145, "", []string{"gpu.xid fatal drain [3]"}},
 		{"137=drain", 137, "job-1", []string{"gpu.xid degraded none [3]"}},
 		{"137=drain", 137, "", []string{"gpu.xid fatal drain [3]"}},
 	} {
@@ -77,6 +79,18 @@ func TestPolicyNamesOne(t *testing.T) {
 			must.Equal(t, after(config.Health{}), after(config.Health{Xids: []string{other}}))
 		}
 	}
+}
+
+// A storm of lines is one, however long; and while no one knows what the slots run, a job may be why.
+func TestPolicyOfStorms(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, withPolicy(config.Health{Xids: []string{"63=drain@2/24h", "999=drain"}}))
+	for range 20 {
+		n.want(n.lines(10*time.Second, xidLineOf(3, 63, "words")), "gpu.xid degraded none [3]")
+	}
+	n.want(n.lines(2*time.Minute, xidLineOf(3, 63, "words")), "gpu.xid fatal drain [3]")
+	n.in.Slots[4].Unread = []string{CheckAgent}
+	n.want(n.lines(time.Second, xidLineOf(4, 999, "words")), "gpu.xid fatal drain [3]", "gpu.xid warn none [4]")
 }
 
 func TestWatchOnly(t *testing.T) {

@@ -61,7 +61,7 @@ func TestBusyTime(t *testing.T) {
 		at    time.Duration
 		job   string
 		blind bool // the pass did not observe the slots
-	}{{at: 0}, {at: 30, job: "a"}, {at: 60, blind: true}, {at: 90, job: "b"}, {at: 100}, {at: 200}, {at: 210, job: "c"}, {at: 205, job: "c"}} {
+	}{{at: 0}, {at: 30, job: "a"}, {at: 60, blind: true}, {at: 90, job: "b"}, {at: 100}, {at: 200}, {at: 210, job: "c"}, {at: 205, job: "c"}, {at: 100_000}} {
 		s := full()
 		s.Began = noon.Add(pass.at * time.Second)
 		s.State.Slots[0].Job = nil
@@ -74,6 +74,6 @@ func TestBusyTime(t *testing.T) {
 		e.Publish(s)
 	}
 	got := samples(t, e, "kbnode_slot_busy_seconds_total")
-	must.Equal(t, `kbnode_slot_busy_seconds_total{slot="gpu0"} 70`, got[0])
+	must.Equal(t, `kbnode_slot_busy_seconds_total{slot="gpu0"} 670`, got[0])
 	must.Equal(t, 4, len(got))
 }

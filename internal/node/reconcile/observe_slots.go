@@ -8,9 +8,7 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
@@ -103,14 +101,8 @@ func (h *Host) Active(ctx context.Context) (string, error) {
 		}
 	}
 	// Containers are no units of ours. The slices of all slots are below this one.
-	events, err := os.ReadFile(filepath.Join(h.Root, "sys/fs/cgroup", plan.ParentSlice, "cgroup.events"))
-	switch {
-	case errors.Is(err, fs.ErrNotExist): // there is no slot
-		return "", nil
-	case err != nil:
-		return "", fmt.Errorf("look for what runs in slots: %w", err)
-	case slices.Contains(strings.Split(string(events), "\n"), "populated 1"):
-		return "a container", nil
+	if populated, err := slot.Populated(h.Root, plan.ParentSlice); err != nil || populated {
+		return "a container", err
 	}
 	return "", nil
 }

@@ -18,10 +18,21 @@ func (inv *Inventory) Fill(last *Inventory) *Inventory {
 		out.CPU, out.Memory, out.OS.Virt = last.CPU, last.Memory, last.OS.Virt
 	}
 	out.Software = inv.Software.fill(last.Software, unread)
-	// Only NVML tells the version of CUDA, and a driver supports always the same.
-	if now := inv.NVIDIA; now != nil && now.CUDAVersion == "" && now.DriverVersion != "" && last.NVIDIA != nil && last.NVIDIA.DriverVersion == now.DriverVersion {
+	if now, was := inv.NVIDIA, last.NVIDIA; now != nil && was != nil {
 		nv := *now
-		nv.CUDAVersion, out.NVIDIA = last.NVIDIA.CUDAVersion, &nv
+		if unread(SubjectDriver) {
+			nv.DriverVersion = cmp.Or(nv.DriverVersion, was.DriverVersion)
+		}
+		// Only NVML tells the version of CUDA, and a driver supports always the same.
+		if nv.DriverVersion != "" && nv.DriverVersion == was.DriverVersion {
+			nv.CUDAVersion = cmp.Or(nv.CUDAVersion, was.CUDAVersion)
+		}
+		out.NVIDIA = &nv
+	}
+	if now, was := inv.AMD, last.AMD; now != nil && was != nil && unread(SubjectDriver) {
+		amd := *now
+		amd.DriverVersion = cmp.Or(amd.DriverVersion, was.DriverVersion)
+		out.AMD = &amd
 	}
 	out.Disks = slices.Clone(inv.Disks)
 	for _, d := range last.Disks {

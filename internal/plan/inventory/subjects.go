@@ -14,6 +14,7 @@ const (
 	SubjectMemory = "memory" // RAM, NUMA nodes and huge pages
 	SubjectGPUs   = "gpus"   // which GPUs there are
 	SubjectNVML   = "nvml"
+	SubjectDriver = "driver" // which one is loaded
 	SubjectAgent  = "buildkite-agent"
 	SubjectDocker = "docker"
 	SubjectCDI    = "cdi" // Docker's: whether it supports CDI, and the devices
