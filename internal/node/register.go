@@ -27,8 +27,9 @@ func (e *LateError) Error() string {
 
 // WaitRegistered waits until every agent that should run has registered with Buildkite, except
 // agents of slots that wait for a job or are parked. If one was refused, the error quotes the
-// agent. It is a *LateError if some take longer than within. It calls registered whenever done or total changes,
-// and parked for a slot that it no longer waits for.
+// agent. It is a *LateError if none has registered for within while some are missing: eight agents share the CPUs
+// when they start, and one that registers shows that the others may. It calls registered whenever done or total
+// changes, and parked for a slot that it no longer waits for.
 func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, deferred []reconcile.Change, within time.Duration, registered func(done, total int), parked func(s plan.Slot, why string)) error {
 	var wait []plan.Slot
 	for _, s := range p.Slots {
@@ -66,7 +67,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 			return errors.Join(errs...)
 		}
 		if done := total - len(wait); done != reported {
-			reported = done
+			reported, deadline = done, time.Now().Add(within)
 			registered(done, total)
 		}
 		if len(wait) == 0 {
