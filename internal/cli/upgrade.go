@@ -39,7 +39,7 @@ Buildkite in time, change back with the same command and the previous version.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.version, "agent-version", "", "the version to change to, such as "+plan.PinnedAgentVersion)
 	fl.StringVar(&f.binary, "agent-binary", "", "buildkite-agent to change to, for machines without internet")
-	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long to wait for another agent to register with Buildkite")
+	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long to wait for the next agent to register with Buildkite")
 	fl.BoolVar(&f.wait, "wait", false, "wait until slots that run a job have changed too")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
 	return cmd

@@ -216,7 +216,7 @@ func TestFailedToStart(t *testing.T) {
 		{"its slot is cleared", slot.Unit{Active: "activating", Sub: "start-pre", Result: "success"}, false},
 		{"is started again after a stop", slot.Unit{Active: "activating", Sub: "auto-restart", Result: "success"}, false},
 	} {
-		if got := refused(slot.State{Agent: tt.unit}); got != tt.want {
+		if got := (slot.State{Agent: tt.unit}).Failed(); got != tt.want {
 			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
 		}
 	}

@@ -53,7 +53,7 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 		var errs []error
 		wait = slices.DeleteFunc(wait, func(s plan.Slot) bool {
 			now := state.Slot(s.Index)
-			if refused(now) {
+			if now.Failed() {
 				errs = append(errs, agentFailure(ctx, s))
 			}
 			if len(now.Parked) > 0 {
@@ -86,11 +86,6 @@ func WaitRegistered(ctx context.Context, p *plan.Plan, host *reconcile.Host, def
 // UsesBuildkite reports whether a slot's agent has registered, or will when it has finished its
 // job.
 func UsesBuildkite(s slot.State) bool { return s.Agent.Stopping() || s.Job != nil || s.Registered }
-
-// refused reports whether an agent that was started has given up.
-func refused(s slot.State) bool {
-	return s.Agent.Active == "failed" || s.Agent.Failing()
-}
 
 // agentFailure returns an error with the last words of an agent that gave up.
 func agentFailure(ctx context.Context, s plan.Slot) error {
