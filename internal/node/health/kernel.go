@@ -182,9 +182,6 @@ func (j *judge) xid(f Fact, id string, c cause) Level {
 	case XidRecovery:
 		return j.recovery(id, f.To, f.Up, "Xid 154")
 	case XidUnknown:
-		if c == someJob {
-			return Warn // a policy would let the job take the GPU out of service
-		}
 		m.Level, m.Quiet, m.Fix = Warn, idleQuiet, "report it to NVIDIA"
 		if f.Xid > XidLast {
 			m.Fix = "see what NVIDIA's Xid catalog says about it"
