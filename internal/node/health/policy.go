@@ -23,13 +23,13 @@ var provoked = []int{108, 137}
 // decide changes what follows from an Xid as the policy says. kept is false if no verdict follows.
 func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bool) {
 	i := slices.IndexFunc(j.in.Policy.Xids, func(r config.XidRule) bool { return r.Xid == f.Xid })
-	// An unknown one says nothing of the GPU if a job may have caused it.
-	kept = class != XidIgnored && (class != XidUnknown || c != someJob)
+	old := j.find(gpuKey(checkXid, j.id(f), fmt.Sprint(f.Xid)))
+	// An unknown one says nothing of the GPU if a job may have caused it, and a milder line takes back nothing.
+	kept = class != XidIgnored && (class != XidUnknown || c != someJob) && (old == nil || old.Effect <= m.Effect)
 	if i < 0 || class == XidLost || class == XidApplication {
 		return m, kept
 	}
 	r := j.in.Policy.Xids[i]
-	old := j.find(gpuKey(checkXid, j.id(f), fmt.Sprint(f.Xid)))
 	stronger := (r.Action == config.XidDrain || r.Action == config.XidPark) && m.Effect == None
 	if mayBeJob := class == XidIgnored || class == XidUnknown || LookupXid(f.Xid).Class == XidLink && f.Severity != "Fatal" || slices.Contains(provoked, f.Xid); stronger && mayBeJob && c != noJob {
 		return m, kept // or the job could take the GPU out of service

@@ -86,6 +86,21 @@ func TestPolicyNamesOne(t *testing.T) {
 	}
 }
 
+// What drains a GPU lasts until a reset: a later, milder line of the same Xid does not return it.
+func TestMilderLine(t *testing.T) {
+	t.Parallel()
+	const drained = "gpu.xid fatal drain [3]"
+	n := newNode(t, withPolicy(config.Health{Xids: []string{"999=drain"}}))
+	n.want(n.lines(time.Second, xidLineOf(3, 145, "RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x0)")), drained)
+	n.want(n.lines(time.Second, xidLineOf(3, 145, "RLW_SRC_TRACK Nonfatal XC0 i0 Link 13 (0x0)")), drained)
+	n = newNode(t, n.in)
+	n.want(n.lines(time.Second, xidLineOf(3, 999, "words")), drained)
+	n.in.Slots[3].Unread = []string{CheckAgent}
+	n.want(n.lines(time.Second, xidLineOf(3, 999, "words")), drained)
+	n.in.Policy = config.Health{Xids: []string{"999=warn"}}.Policy() // which counts from the next line on
+	n.want(n.lines(time.Second, xidLineOf(3, 999, "words")), "gpu.xid warn none [3]")
+}
+
 // A storm of lines is one, however long; and while no one knows what the slots run, a job may be why.
 func TestPolicyOfStorms(t *testing.T) {
 	t.Parallel()
