@@ -317,8 +317,7 @@ func (j *judge) verdicts() []Verdict {
 				v.Slots = append(v.Slots, s.Index)
 			}
 		}
-		// The driver's recovery action overrides the table of Xids.
-		if r := j.find(gpuKey(checkRecovery, m.GPU)); m.Check == checkXid && r != nil && r.Shown && m.Effect > None {
+		if r := j.recoveryOf(m); r != nil {
 			v.Level, v.Effect, v.Fix = Info, None, r.Fix
 		}
 		if j.in.Policy.WatchOnly && v.Effect > None && !slices.Contains(unusable, m.Check) {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -128,20 +129,34 @@ func (j *judge) countFaults() {
 	rate := j.in.Policy.Repeats
 	for i := range j.s.GPUs {
 		g := &j.s.GPUs[i]
-		was := g.Faulty
+		was, what, mild := g.Faulty, "", []string(nil)
 		g.Faulty = false
 		for _, m := range j.s.Marks {
 			if m.GPU != g.ID || !m.Shown || m.Level < Fatal || m.Effect == None || !slices.Contains(counted, m.Check) {
 				continue
 			}
-			if byJob := m.Check == checkRecovery && j.afterJob(*g); !was && !g.Faulty && !byJob {
-				what := m.Check
-				if m.Check == checkXid {
-					what = "Xid " + m.Detail
-				}
-				g.Faults = append(g.Faults, fault{j.s.Age, what})
+			name := m.Check
+			if m.Check == checkXid {
+				name = "Xid " + m.Detail
+			}
+			if r := j.recoveryOf(m); r != nil && r.Level < Fatal {
+				mild = append(mild, name)
+				continue
+			}
+			if m.Latched && m.Last < g.Reset { // it ends when the GPU answers
+				g.Faulty = g.Faulty || was
+				continue
 			}
 			g.Faulty = true
+			if m.Check != checkRecovery || !j.afterJob(*g) {
+				what = cmp.Or(what, name)
+			}
+		}
+		switch {
+		case !was && what != "":
+			g.Faults = append(g.Faults, fault{j.s.Age, what})
+		case was && !g.Faulty: // the driver may say a moment after the Xid what it wants
+			g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At < time.Minute && slices.Contains(mild, f.What) })
 		}
 		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > time.Duration(rate.Hours)*time.Hour })
 		g.Faults = g.Faults[max(0, len(g.Faults)-maxFaults):]
@@ -165,6 +180,14 @@ func (j *judge) countFaults() {
 		}
 		j.update(gpuKey(CheckRepeats, g.ID), out != "" && len(j.slotsOf(g.ID)) > 0, Mark{Level: Fatal, Effect: Drain, Reason: out, Fix: "sudo kbnode resume" + j.slotNames(g.ID)})
 	}
+}
+
+// recoveryOf returns the recovery action that the driver wants instead of what the table says of an Xid, nil if there is none.
+func (j *judge) recoveryOf(m Mark) *Mark {
+	if r := j.find(gpuKey(checkRecovery, m.GPU)); m.Check == checkXid && m.Effect > None && r != nil && r.Shown {
+		return r
+	}
+	return nil
 }
 
 // maxFaults bounds what is kept of a GPU's faults: a policy counts at most 20.

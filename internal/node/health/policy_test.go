@@ -179,6 +179,26 @@ func TestRepeats(t *testing.T) {
 			n.want(n.judgeAfter(time.Minute, nil), want...)
 		}
 	})
+	t.Run("with a recovery action that is not fatal", func(t *testing.T) {
+		action := func(from, to int) string {
+			return xidLineOf(3, 154, fmt.Sprintf("GPU recovery action changed from 0x%d (x) to 0x%d (x)", from, to))
+		}
+		const fatal = "RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x0)"
+		for _, later := range []time.Duration{0, time.Second} { // whether one look has both lines
+			for to, want := range map[int][]string{1: {out}, 3: nil, 5: nil} {
+				n := start(t, week, 2)
+				n.in.GPUs.List[3].NVML.RecoveryAction = nil
+				if later > 0 {
+					n.lines(time.Hour, xidLineOf(3, 145, fatal))
+					n.lines(later, action(0, to))
+				} else {
+					n.lines(time.Hour, xidLineOf(3, 145, fatal), action(0, to))
+				}
+				n.lines(time.Hour, action(to, 0))
+				n.want(n.judgeAfter(time.Minute, nil), want...)
+			}
+		}
+	})
 	t.Run("while it was only watched", func(t *testing.T) {
 		watching := week
 		watching.WatchOnly = true
