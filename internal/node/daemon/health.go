@@ -69,6 +69,7 @@ type healthState struct {
 	state   health.State
 	unsaved bool          // something was reported since it was written
 	aged    time.Duration // State.Age as written
+	counted int           // State.Counted as written
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -187,7 +188,8 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
 	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0
-	d.health.unsaved = d.health.unsaved || state.Counts() && state.Age-d.health.aged > ageTime
+	counted := state.Counted()
+	d.health.unsaved = d.health.unsaved || counted != d.health.counted || counted > 0 && state.Age-d.health.aged > ageTime
 	if !d.health.unsaved || d.save() != nil {
 		return drains // on a full disk, the next pass tries again
 	}
@@ -283,7 +285,7 @@ func (d *daemonLoop) save() error {
 	}
 	c.unsaved = err != nil
 	if err == nil {
-		c.aged = c.state.Age
+		c.aged, c.counted = c.state.Age, c.state.Counted()
 	}
 	return err
 }

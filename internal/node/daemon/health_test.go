@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -215,6 +216,29 @@ func TestHealthIsKeptOnce(t *testing.T) {
 		if now, err := os.Stat(file); err != nil || !os.SameFile(stored, now) || !stored.ModTime().Equal(now.ModTime()) {
 			t.Errorf("it is written again: %v", err)
 		}
+	})
+}
+
+// TestFaultIsStored checks that a fault counts after a reboot, which ends it, though it begins to count without an event.
+func TestFaultIsStored(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus = twoGPUs()
+		running(t, n, Options{})
+		n.set(func() {
+			n.gpus[1].Healthy, n.gpus[1].Error, n.gpus[1].NVML = false, "GPU is lost", &nvml.GPU{Code: nvml.CodeLost}
+		})
+		faults := func() int {
+			stored, err := ReadHealth(n.root)
+			must.Do(t, err)
+			state, err := health.ParseState(stored.State)
+			must.Do(t, err)
+			return state.Counted()
+		}
+		later(89 * time.Second)
+		n.serves(t, 0)
+		must.Equal(t, 0, faults())
+		later(3 * time.Minute)
+		must.Equal(t, 1, faults())
 	})
 }
 

@@ -21,6 +21,9 @@ var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap,
 // XidLink that are not fatal.
 var provoked = []int{108, 137}
 
+// faultAfter is how long readings must show a fault to count: for seconds, a GPU that is reset or divided anew looks lost.
+const faultAfter = time.Minute
+
 // decide changes what follows from an Xid as the policy says. kept is false if no verdict follows.
 func (j *judge) decide(m Mark, f Fact, class XidClass, c cause) (_ Mark, kept bool) {
 	i := slices.IndexFunc(j.in.Policy.Xids, func(r config.XidRule) bool { return r.Xid == f.Xid })
@@ -99,10 +102,13 @@ func (j *judge) countXid(id string, f Fact, rate config.Rate) bool {
 	return n >= rate.Count
 }
 
-// Counts reports whether s has faults that time ends: then its Age should be stored now and then, since
-// time that is not stored before a reboot does not end them.
-func (s State) Counts() bool {
-	return slices.ContainsFunc(s.GPUs, func(g gpu) bool { return len(g.Faults)+len(g.Xids) > 0 })
+// Counted returns how many faults s has that time ends. While there are some, its Age should be stored now and then,
+// since time that is not stored before a reboot does not end them.
+func (s State) Counted() (n int) {
+	for _, g := range s.GPUs {
+		n += len(g.Faults) + len(g.Xids)
+	}
+	return n
 }
 
 // returned forgets the faults of GPUs that an operator returns to service. Later ones stay.
@@ -143,7 +149,8 @@ func (j *judge) countFaults() {
 				mild = append(mild, name)
 				continue
 			}
-			if m.Latched && m.Last < g.Reset { // it ends when the GPU answers
+			ending, young := m.Latched && m.Last < g.Reset, !m.Latched && m.Last-m.First < faultAfter
+			if ending || young { // what ends once the GPU answers, and what may pass, begin no fault
 				g.Faulty = g.Faulty || was
 				continue
 			}

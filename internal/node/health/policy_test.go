@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -196,6 +197,23 @@ func TestRepeats(t *testing.T) {
 				}
 				n.lines(time.Hour, action(to, 0))
 				n.want(n.judgeAfter(time.Minute, nil), want...)
+			}
+		}
+	})
+	t.Run("lost for seconds or for minutes", func(t *testing.T) {
+		dead := func(in *Signals) { in.GPUs.Bus[pci(3)] = Bus{Dead: true} }
+		wants := func(in *Signals) { in.GPUs.List[3].Healthy, in.GPUs.List[3].NVML.Code = false, nvml.CodeReset }
+		for _, sick := range []func(*Signals){dead, wants} {
+			for readings, want := range map[int][]string{1: nil, 2: nil, 4: {out}} { // 30 seconds apart
+				n := start(t, week, 0)
+				for range 3 {
+					for range readings {
+						n.judgeAfter(30*time.Second, sick)
+						n.lines(time.Second) // a look without a reading proves nothing
+					}
+					n.judgeAfter(time.Hour, nil)
+				}
+				n.want(n.judgeAfter(time.Hour, nil), want...)
 			}
 		}
 	})
