@@ -16,6 +16,9 @@ const (
 	throttleQuiet = 5 * time.Minute // time to cool down, and to avoid flapping
 	fabricStart   = 5 * time.Minute // time that the fabric manager may take after a boot
 	replayRate    = 31              // PCIe replays per minute: DCGM's limit at generation 5, 16 lanes
+
+	// repairTime is how long a GPU that was taken out may be away before its faults are forgotten.
+	repairTime = 90 * 24 * time.Hour
 )
 
 // gpus judges one reading of all GPUs.
@@ -48,8 +51,17 @@ func (j *judge) gpus() {
 		return id != "" && !present[id] && len(j.slotsOf(id)) == 0 && !j.in.GPUs.unread(j.addressOf(id))
 	}
 	j.s.Marks = slices.DeleteFunc(j.s.Marks, func(m Mark) bool { return !m.Latched && missing(m.GPU) })
+	for i := range j.s.GPUs {
+		switch g := &j.s.GPUs[i]; {
+		case present[g.ID] || len(j.slotsOf(g.ID)) > 0:
+			g.Gone = 0
+		case g.Gone == 0 && missing(g.ID):
+			g.Gone = j.s.Age
+		}
+	}
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
-		return missing(g.ID) && len(g.Faults) == 0 && g.Out == "" && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
+		forgotten := len(g.Faults) == 0 && g.Out == "" || j.s.Age-g.Gone > repairTime
+		return missing(g.ID) && forgotten && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()
 }

@@ -89,7 +89,9 @@ func (j *judge) name() {
 		}
 	}
 	for _, g := range j.s.GPUs {
-		at(g.PCI, g.ID)
+		if g.Gone == 0 { // or another may be there now
+			at(g.PCI, g.ID)
+		}
 	}
 	for _, s := range j.in.Slots {
 		at(s.PCI, s.UUID)
@@ -114,9 +116,8 @@ func (j *judge) name() {
 		if id == "" || id == g.ID {
 			return false
 		}
-		if known := j.gpu(id, g.ID); len(known.Faults) == 0 && known.Out == "" {
-			known.record = g.record
-		}
+		known := j.gpu(id, g.ID)
+		known.record = known.merged(g.record)
 		return true
 	})
 	slices.SortFunc(j.s.GPUs, func(a, b gpu) int { return cmp.Compare(a.ID, b.ID) })

@@ -166,6 +166,11 @@ func (j *judge) countFaults() {
 			g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At < time.Minute && slices.Contains(mild, f.What) })
 		}
 		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > time.Duration(rate.Hours)*time.Hour })
+		g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool {
+			return !slices.ContainsFunc(j.in.Policy.Xids, func(r config.XidRule) bool {
+				return fmt.Sprint(r.Xid) == x.What && j.s.Age-x.At <= time.Duration(r.Rate.Hours)*time.Hour
+			})
+		})
 		g.Faults = g.Faults[max(0, len(g.Faults)-maxFaults):]
 	}
 	for i := range j.s.GPUs {

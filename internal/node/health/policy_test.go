@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -217,6 +218,21 @@ func TestRepeats(t *testing.T) {
 			}
 		}
 	})
+	t.Run("away for repair", func(t *testing.T) {
+		away := func(in *Signals) {
+			in.Slots, in.GPUs.List = slices.Delete(in.Slots, 3, 4), slices.Delete(in.GPUs.List, 3, 4)
+		}
+		unread := func(in *Signals) { away(in); in.GPUs.Unread = []string{inventory.SubjectGPUs} }
+		for days, want := range map[time.Duration][]string{80: {out}, 100: nil} {
+			n := start(t, week, 3)
+			n.want(n.judgeAfter(time.Hour, away))
+			n.in.Boot, n.in.Up = "another", time.Minute
+			n.judgeAfter(days*12*time.Hour, away)
+			n.judgeAfter(time.Hour, unread)
+			n.want(n.judgeAfter(days*12*time.Hour, away))
+			n.want(n.judgeAfter(time.Hour, nil), want...)
+		}
+	})
 	t.Run("while it was only watched", func(t *testing.T) {
 		watching := week
 		watching.WatchOnly = true
@@ -267,6 +283,39 @@ func TestRepeats(t *testing.T) {
 		n.want(n.fail(time.Hour))
 		n.want(n.fail(time.Hour), out)
 	})
+}
+
+// What time ends is forgotten, and of many GPUs those that were taken out first.
+func TestForgotten(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, withPolicy(config.Health{Xids: []string{"63=drain@3/1h"}}))
+	n.lines(time.Second, xidLineOf(3, 63, "words"))
+	must.Equal(t, 1, n.state.Counted())
+	n.judgeAfter(2*time.Hour, nil)
+	must.Equal(t, 0, n.state.Counted())
+
+	s := State{GPUs: []gpu{{ID: "b", record: record{Gone: 9}}}}
+	for i := range maxGPUs {
+		s.GPUs = append(s.GPUs, gpu{ID: fmt.Sprint("c", i), record: record{Gone: time.Duration(max(0, 8-i))}})
+	}
+	s.truncate()
+	if ids := fmt.Sprint(s.GPUs); len(s.GPUs) != maxGPUs || !strings.Contains(ids, "{b ") || !strings.Contains(ids, "{c63 ") || !strings.Contains(ids, "{c1 ") || strings.Contains(ids, "{c7 ") {
+		t.Errorf("left %s", ids)
+	}
+}
+
+// A line is about the GPU that is at its address now, not one that was taken out and is remembered for its faults.
+func TestAnotherGPUInItsPlace(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, withPolicy(config.Health{Repeats: "3/168h"}))
+	n.in.Slots = n.in.Slots[:3]
+	n.fail(time.Hour)
+	n.in.GPUs.List[3].UUID = "GPU-0"
+	n.judgeAfter(time.Minute, nil)
+	n.lines(time.Second, xidLineOf(3, 31, "words"))
+	if len(n.state.GPUs) != 9 || len(n.events) != 1 || n.events[0].GPU != "GPU-0" {
+		t.Errorf("%d GPUs, events %+v", len(n.state.GPUs), n.events)
+	}
 }
 
 // Xids that the configuration refuses are those that a job can cause, by the table.

@@ -80,10 +80,19 @@ type gpu struct {
 
 // record is what neither a reset nor a reboot ends.
 type record struct {
-	Xids   []fault `json:"xids,omitempty"`   // of policies with a rate
-	Faults []fault `json:"faults,omitempty"` // in the policy's window
-	Faulty bool    `json:"faulty,omitempty"` // the last of Faults is not over
-	Out    string  `json:"out,omitempty"`    // why it stays out of service; "" if it need not
+	Xids   []fault       `json:"xids,omitempty"`   // of policies with a rate
+	Faults []fault       `json:"faults,omitempty"` // in the policy's window
+	Faulty bool          `json:"faulty,omitempty"` // the last of Faults is not over
+	Out    string        `json:"out,omitempty"`    // why it stays out of service; "" if it need not
+	Gone   time.Duration `json:"gone,omitempty"`   // by State.Age, when it was first missed and no slot's; 0 if it is there
+}
+
+// merged returns what two records of one GPU say.
+func (r record) merged(o record) record {
+	both := func(a, b []fault) []fault {
+		return slices.SortedFunc(slices.Values(slices.Concat(a, b)), func(x, y fault) int { return cmp.Compare(x.At, y.At) })
+	}
+	return record{Xids: both(r.Xids, o.Xids), Faults: both(r.Faults, o.Faults), Faulty: r.Faulty || o.Faulty, Out: cmp.Or(r.Out, o.Out)}
 }
 
 // fault is a fault of a GPU.
@@ -134,7 +143,7 @@ func (s State) clone() State {
 	return s
 }
 
-// truncate limits the size of the State: the worst and newest marks stay.
+// truncate limits the size of the State: the worst and newest marks stay, and the GPUs that are there or went last.
 func (s *State) truncate() {
 	if len(s.Marks) > maxMarks {
 		slices.SortStableFunc(s.Marks, func(a, b Mark) int {
@@ -145,5 +154,13 @@ func (s *State) truncate() {
 	slices.SortFunc(s.Marks, func(a, b Mark) int {
 		return cmp.Or(cmp.Compare(a.Check, b.Check), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Detail, b.Detail))
 	})
-	s.GPUs = s.GPUs[:min(len(s.GPUs), maxGPUs)]
+	if len(s.GPUs) > maxGPUs {
+		slices.SortStableFunc(s.GPUs, func(a, b gpu) int {
+			if (a.Gone == 0) != (b.Gone == 0) {
+				return cmp.Compare(a.Gone, b.Gone)
+			}
+			return cmp.Compare(b.Gone, a.Gone)
+		})
+		s.GPUs = s.GPUs[:maxGPUs]
+	}
 }
