@@ -37,6 +37,29 @@ type Drain struct {
 	Stays  bool   `json:"stays,omitempty"`
 }
 
+// What Drain.Reason says of a loan that has ended: surely, or by a clock that may be wrong.
+const (
+	loanOver    = "sudo kbnode uninstall"
+	loanByClock = "the clock, which says so, is not synchronized yet"
+)
+
+// LoanDrains returns the drains of slots whose loan has ended. sure is false if only a clock says so that nothing has synchronized.
+func LoanDrains(slots []Slot, end time.Time, sure bool) (drains []Drain) {
+	reason := loanOver
+	if !sure {
+		reason = loanByClock
+	}
+	for _, s := range slots {
+		drains = append(drains, Drain{Slot: s.Index, By: ByLoan, Reason: reason, Since: end})
+	}
+	return drains
+}
+
+// LoanOver reports whether drains are of a loan that has surely ended.
+func LoanOver(drains []Drain) bool {
+	return slices.ContainsFunc(drains, func(d Drain) bool { return d.By == ByLoan && d.Reason == loanOver })
+}
+
 // Wanted reports whether people want the drain, so that nothing is wrong.
 func (d Drain) Wanted() bool { return d.By == ByOperator || d.By == ByLoan }
 

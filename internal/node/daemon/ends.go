@@ -65,24 +65,18 @@ func (d *daemonLoop) current(drains []plan.Drain) []plan.Drain {
 }
 
 // loanDrains returns the drains of all slots once the loan has ended. It stays ended if a clock that nothing synchronizes
-// goes back, as after a boot.
+// goes back, as after a boot. One that says so first is believed for now, since a machine that was off when the loan ended
+// must begin no job, but the loan has ended only when it can be believed.
 func (d *daemonLoop) loanDrains(p *plan.Plan) []plan.Drain {
 	if d.loanEnd.IsZero() {
 		return nil
 	}
-	// A clock that nothing synchronizes yet is believed here: a machine that was off when the loan ended must begin no job.
 	over := !d.clocks.Now.Before(d.loanEnd)
-	if !over && !d.clocks.synchronized {
-		over = slices.ContainsFunc(d.drains, func(o plan.Drain) bool { return o.By == plan.ByLoan && o.Since.Equal(d.loanEnd) })
-	}
-	if !over {
+	known := plan.LoanOver(slices.DeleteFunc(slices.Clone(d.drains), func(o plan.Drain) bool { return !o.Since.Equal(d.loanEnd) }))
+	if !over && (!known || d.clocks.synchronized) {
 		return nil
 	}
-	var drains []plan.Drain
-	for _, s := range p.Slots {
-		drains = append(drains, plan.Drain{Slot: s.Index, By: plan.ByLoan, Reason: "sudo kbnode uninstall", Since: d.loanEnd})
-	}
-	return drains
+	return plan.LoanDrains(p.Slots, d.loanEnd, d.clocks.after(d.loanEnd) || known)
 }
 
 // recordEnds records what ended by itself between two lists of drains.
@@ -98,9 +92,8 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 		}
 		happened = append(happened, events.Event{Kind: "resume", Slot: one.Slot, By: plan.ByOperator, Text: plan.SlotName(one.Slot) + " may take jobs again: " + why})
 	}
-	loan := func(o plan.Drain) bool { return o.By == plan.ByLoan }
-	switch ended := slices.ContainsFunc(after, loan); {
-	case ended == slices.ContainsFunc(before, loan):
+	switch ended := plan.LoanOver(after); {
+	case ended == plan.LoanOver(before):
 	case ended:
 		happened = append(happened, events.Event{Kind: "loan", Slot: -1, Level: events.Warn, Text: "loan ended at " + d.loanEnd.Format(plan.Dates) + ": sudo kbnode uninstall"})
 	default:

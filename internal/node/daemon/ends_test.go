@@ -102,13 +102,38 @@ func TestLoanEnds(t *testing.T) {
 	})
 }
 
-// TestLoanEndedWhileOff boots a machine after its loan's end, before anything sets its clock: no job begins.
+// TestLoanEndedWhileOff boots a machine after its loan's end, before anything sets its clock: no job begins, and that is told
+// when the clock has said so for a while. After another boot, it is not told again.
 func TestLoanEndedWhileOff(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
 		n.gpus, n.clock, n.loanEnd = twoGPUs(), health.ClockAdrift, time.Now().Add(-time.Hour)
-		running(t, n, Options{})
+		log, _ := running(t, n, Options{Clock: skewed("1", right)})
 		later(time.Second)
 		n.serves(t)
+		must.Equal(t, "drained: loan ended at 1999-12-31 23:00 UTC; the clock, which says so, is not synchronized yet", n.drains()[0].String())
+		later(clockTrial - 2*time.Minute)
+		must.Equal(t, 0, len(levels(t, log, "loan")))
+		later(4 * time.Minute)
+		must.Equal(t, []string{"loan -1 warn: loan ended at 1999-12-31 23:00 UTC: sudo kbnode uninstall"}, levels(t, log, "loan"))
+		running(t, n, Options{Clock: skewed("2", right)})
+		later(20 * time.Minute)
+		n.serves(t)
+		must.Equal(t, 1, len(levels(t, log, "loan")))
+	})
+}
+
+// TestLoanByAWrongClock boots a machine whose clock is in the future until NTP sets it: the loan has not ended.
+func TestLoanByAWrongClock(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.loanEnd = twoGPUs(), time.Now().Add(1000*time.Hour)
+		skew := 9999 * time.Hour
+		log, _ := running(t, n, Options{Clock: skewed("1", func() time.Duration { return skew })})
+		later(5 * time.Minute)
+		n.serves(t)
+		n.set(func() { n.clock, skew = health.ClockSynchronised, 0 })
+		later(6 * time.Minute)
+		n.released(t)
+		must.Equal(t, 0, len(levels(t, log, "loan")))
 	})
 }
 
