@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,29 @@ func (n *Node) loanEnd(loc *time.Location) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	return text.ParseDate(n.Config.Loan.Until, loc)
+}
+
+// lent completes the plan p of in. Once the loan has ended, it drains the slots that are new: they must begin no job
+// before the daemon drains them, too.
+func (n *Node) lent(in plan.Input, p *plan.Plan) (*plan.Plan, error) {
+	end, err := n.loanEnd(time.Local)
+	if err != nil {
+		return nil, err
+	}
+	if over := !end.IsZero() && !time.Now().Before(end); over {
+		if n.Others == nil { // else the daemon has decided
+			undrained := slices.DeleteFunc(slices.Clone(p.Slots), func(s plan.Slot) bool {
+				return slices.ContainsFunc(n.Drains, func(d plan.Drain) bool { return d.Slot == s.Index && d.By == plan.ByLoan })
+			})
+			in.Drains = slices.Concat(n.Drains, plan.LoanDrains(undrained, end, true))
+			if p, err = plan.Build(in); err != nil {
+				return nil, err
+			}
+		}
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the loan ended at %s, so slots take no jobs; loan.until in %s says so", end.Format(plan.Dates), plan.ConfigPath))
+	}
+	p.LoanUntil = end
+	return p, nil
 }
 
 // ends returns warnings about what ends soon: the loan, and this boot.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,29 @@ func TestEnds(t *testing.T) {
 		n := &Node{Config: config.Config{Loan: config.Loan{Until: tt.until}}, Drains: tt.drains, Plan: &plan.Plan{Slots: []plan.Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1"}}}}
 		if got := strings.Join(n.ends(&reconcile.State{Slots: tt.slots}, now), "\n"); !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// TestInstallAfterALoan installs a machine whose loan has ended: no agent starts, and the plan says why.
+func TestInstallAfterALoan(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "makes users")
+	for until, serves := range map[string]bool{"2020-01-31": false, "2999-01-31": true} {
+		host, sd := bareMachine(t)
+		o := InstallOptions{Config: config.Config{Queue: "b200", Loan: config.Loan{Until: until}}, Token: "the-agent-token", Yes: true}
+		report, err := installs(t, host, o, &screen{})
+		must.Do(t, err)
+		if started := slices.ContainsFunc(sd.Words(), startsAgent); started != serves {
+			t.Errorf("lent until %s: an agent starts: %v", until, started)
+		}
+		p := report.Plan
+		warned := strings.Contains(strings.Join(p.Warnings, "\n"), "the loan ended at 2020-01-31 00:00 ")
+		if p.Slots[0].Serves() != serves || warned == serves || p.LoanUntil.Format(time.DateOnly) != until {
+			t.Errorf("lent until %s: %+v, %q", p.LoanUntil, p.Slots[0].Drains, p.Warnings)
+		}
+		if drains, err := host.ReadDrains(); err != nil || len(drains) > 0 { // only the daemon writes what its clock says
+			t.Errorf("stored %+v, %v", drains, err)
 		}
 	}
 }

@@ -181,6 +181,9 @@ func (n *Node) MakePlan() error {
 		}
 	}
 	p, err := plan.Build(in)
+	if err == nil {
+		p, err = n.lent(in, p)
+	}
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
@@ -44,6 +45,8 @@ type Plan struct {
 	GPUs     int      `json:"gpus"` // of the machine, in slots or not; parts of a GPU count as one
 	Reserved Reserved `json:"reserved"`
 	Warnings []string `json:"warnings"`
+	// LoanUntil is from when on slots take no jobs: the machine is lent. Zero means always; Build, which has no time zone, leaves it so.
+	LoanUntil time.Time `json:"loan_until,omitzero"`
 
 	Users  []User  `json:"users"`
 	Dirs   []Dir   `json:"dirs"`
