@@ -139,6 +139,9 @@ func printSlots(w io.Writer, p *plan.Plan) {
 	if used := p.UsedGPUs(); used < p.GPUs {
 		term.Printf(w, "%d of %d GPUs used\n", used, p.GPUs)
 	}
+	if !p.LoanUntil.IsZero() {
+		term.Printf(w, "lent until %s: slots then take no more jobs\n", p.LoanUntil.Format(plan.Dates))
+	}
 }
 
 func pciOf(g plan.SlotGPU) string  { return g.PCI }

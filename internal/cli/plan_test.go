@@ -18,10 +18,10 @@ import (
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
-// TestPlanText lends some of the GPUs, which the plan says.
+// TestPlanText lends some of the GPUs until a time, which the plan says.
 func TestPlanText(t *testing.T) {
 	t.Parallel()
-	got := kbnode(t, "plan", "--root", machinetest.B200x8().Dir(t), "--queue", "b200", "--node", "node1", "--gpus", "0,4")
+	got := kbnode(t, "plan", "--root", machinetest.B200x8().Dir(t), "--queue", "b200", "--node", "node1", "--gpus", "0,4", "--loan-until", "2999-12-31T18:00:00Z")
 	if got.code != 0 || got.err != "" {
 		t.Fatalf("code %d, err %q", got.code, got.err)
 	}
