@@ -132,6 +132,7 @@ type daemonLoop struct {
 	loanEnd     time.Time         // Reading.LoanEnd
 	clocks      clocks
 	rebootAt    time.Duration // by Moment.Up, when systemd was asked to reboot
+	rebooting   func()        // releases the lock that a reboot under way holds; nil if there is none
 	health      *healthState
 }
 
@@ -155,6 +156,7 @@ func newDaemon(o Options) *daemonLoop {
 // loop makes passes until ctx ends, waiting for a reason between them.
 func (d *daemonLoop) loop(ctx context.Context) {
 	defer d.stopWatch()
+	defer d.endReboot()
 	whole, failed := true, 0
 	for {
 		d.Notify(daemon.SdNotifyWatchdog)

@@ -103,12 +103,17 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 }
 
 // reboot reboots the machine if an operator asked for that in this boot and no slot runs anything. It needs no plan: a reboot
-// may be what repairs the node.
+// may be what repairs the node. The lock is then held until the reboot comes, or is lost: a kbnode resume in the seconds
+// that systemd-logind leaves would start agents, and a job would end with the machine.
 func (d *daemonLoop) reboot(ctx context.Context) error {
 	stored := &reconcile.Host{Root: d.Root}
 	now, err := d.Clock()
-	if err != nil || !d.rebootWanted(stored, now.Boot) || d.rebootAt > 0 && now.Up-d.rebootAt < rebootTime {
-		return nil // a pass reports what cannot be read
+	if err != nil || d.rebooting != nil && now.Up-d.rebootAt < rebootTime {
+		return nil //nolint:nilerr // a pass reports what cannot be read
+	}
+	d.endReboot()
+	if !d.rebootWanted(stored, now.Boot) {
+		return nil
 	}
 	host, closeHost, err := d.Node.Host(ctx)
 	if err != nil {
@@ -119,22 +124,38 @@ func (d *daemonLoop) reboot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer release()
-	if !d.rebootWanted(stored, now.Boot) { // no kbnode resume comes in between now
-		return nil
+	began := false
+	if d.rebootWanted(stored, now.Boot) { // no kbnode resume comes in between now
+		began, err = d.startReboot(ctx, host)
 	}
+	if !began {
+		release()
+		return err
+	}
+	d.rebootAt, d.rebooting = now.Up, release
+	return nil
+}
+
+func (d *daemonLoop) startReboot(ctx context.Context, host *reconcile.Host) (began bool, err error) {
 	active, err := bounded(d, "slots before a reboot", stateTime, func() (string, error) { return host.Active(ctx) })
 	if err != nil || active != "" {
-		return err
+		return false, err
 	}
 	if err := host.Systemd.StartReboot(ctx); err != nil {
 		d.Log.Warn("the reboot waits", "err", err) // such as for an upgrade of packages; the next pass tries again
-		return nil
+		return false, nil
 	}
-	d.rebootAt = now.Up
 	d.Log.Info("rebooting, as kbnode drain --reboot asked for")
 	d.event(events.Event{Kind: "reboot", Slot: -1, By: plan.ByOperator, Text: "all slots are idle: the machine reboots"})
-	return nil
+	return true, nil
+}
+
+// endReboot lets others change the node again.
+func (d *daemonLoop) endReboot() {
+	if d.rebooting != nil {
+		d.rebooting()
+		d.rebooting = nil
+	}
 }
 
 // rebootWanted reports whether the stored drains ask for a reboot in this boot.

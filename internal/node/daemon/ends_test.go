@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -167,11 +168,27 @@ func TestReboot(t *testing.T) {
 		n.set(func() { n.err, n.stamp = os.ErrInvalid, "typo" }) // a reboot may help
 		must.Do(t, n.sd.FinishJob(1))
 		later(time.Minute)
+		locked := func() bool {
+			release, err := (&reconcile.Host{Root: n.root}).Lock()
+			if err == nil {
+				release()
+			}
+			return err != nil
+		}
+		if !locked() {
+			t.Error("kbnode resume can start agents before the reboot comes")
+		}
 		must.Equal(t, 1, rebooted())
 		later(rebootTime - 2*time.Minute)
 		must.Equal(t, 0, rebooted()) // it takes a while
 		later(3 * time.Minute)
 		must.Equal(t, 1, rebooted()) // and was lost
+		n.drain(t)
+		later(rebootTime + time.Minute)
+		must.Equal(t, 0, rebooted())
+		if locked() {
+			t.Error("the lock is held for a reboot that does not come")
+		}
 	})
 }
 
