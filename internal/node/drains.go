@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/node/events"
@@ -13,13 +14,20 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
+
+// containerPath is what systemd writes if it runs in a container. The kernel's boot ID is then that of the container's host.
+const containerPath = "/run/systemd/container"
 
 // Drain keeps new jobs off the selected slots, as the Reason, Until and Reboot of a drain say, and changes the node accordingly. It
 // returns the new plan and those slots. warn hears of failures in other slots, of events that are not
 // recorded, and why the node cannot be planned: then only the slots' agents are changed.
 func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, why plan.Drain, warn func(error)) (*plan.Plan, []plan.Slot, error) {
 	since := time.Now().UTC().Truncate(time.Second)
+	if kind, err := n.ReadFile(containerPath); why.Reboot != "" && err == nil {
+		return nil, nil, config.BadInput("this is a container (%s), whose reboot kbnode cannot tell from none, so it would reboot again; type sudo kbnode drain --all --wait, and reboot it then", text.Line(strings.TrimSpace(string(kind)), 40))
+	}
 	if why.Reboot != "" || !why.Until.IsZero() {
 		if err := needsDaemon(ctx, host, "ends the drain"); err != nil {
 			return nil, nil, err

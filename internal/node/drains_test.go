@@ -46,6 +46,12 @@ func TestRebootWaits(t *testing.T) {
 		t.Errorf("it left %+v", slots)
 	}
 
+	must.Write(t, n.Root, containerPath, "lxc\n")
+	must.Do(t, drain(all, plan.Drain{Until: time.Now().Add(time.Hour)}))
+	if err := drain(all, reboot); err == nil || !strings.Contains(err.Error(), "this is a container (lxc)") || RebootWaits(host) {
+		t.Errorf("in a container: %v", err)
+	}
+
 	sd, _ := host.Systemd.(*systemdtest.Systemd)
 	must.Do(t, sd.Stop(t.Context(), plan.NodeService))
 	for _, why := range []plan.Drain{reboot, {Until: time.Now().Add(time.Hour)}} {
