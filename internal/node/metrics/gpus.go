@@ -29,7 +29,7 @@ type gpuMetrics struct {
 	busy, power, powerLimit, temperature, smClock, memoryClock, memoryTotal, memoryUsed *prometheus.GaugeVec
 
 	throttled, read *prometheus.GaugeVec
-	at              map[gpuOf]time.Time // of the last reading
+	at              map[gpuOf]time.Time // of the last reading; zero if there was none
 }
 
 // gpuOf is a GPU of a slot, as the labels' values.
@@ -47,7 +47,7 @@ func newGPUMetrics(gauge func(name, help string, labels ...string) *prometheus.G
 		memoryTotal: vec("memory_bytes", "Memory of the GPU."),
 		memoryUsed:  vec("memory_used_bytes", "Memory of the GPU in use."),
 		throttled:   gauge("kbnode_gpu_throttled", "Whether this lowers the clocks.", "slot", "gpu", "reason"),
-		read:        vec("read_timestamp_seconds", "When the GPU was last read."),
+		read:        vec("read_timestamp_seconds", "When the GPU was last read; 0 if not since the daemon's start."),
 		at:          map[gpuOf]time.Time{},
 	}
 }
@@ -62,6 +62,10 @@ func (m *gpuMetrics) record(s daemon.Snapshot) {
 		for _, g := range sl.GPUs {
 			key := gpuOf{sl.Name, strconv.Itoa(g.Number)}
 			planned[key] = true
+			if _, known := m.at[key]; !known { // not absent, or a restart of the daemon would end an alert
+				m.at[key] = time.Time{}
+				m.read.WithLabelValues(key.slot, key.gpu).Set(0)
+			}
 			if s.GPUs == nil {
 				continue
 			}

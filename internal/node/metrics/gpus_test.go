@@ -33,12 +33,13 @@ func TestGPUs(t *testing.T) {
 	draws := inventory.GPU{Vendor: "nvidia", Healthy: true, NVML: &nvml.GPU{Power: &nvml.Power{Usage: new(uint32(300_000))}}}
 	silent := one(inventory.GPU{Vendor: "nvidia", Healthy: true, Unread: true}, health.Bus{})
 	at(0, silent)
+	must.Equal(t, `kbnode_gpu_read_timestamp_seconds{gpu="0",slot="gpu0"} 0`, samples(t, e, "kbnode_gpu_read_timestamp_seconds")[0]) // as after a restart
 	at(time.Second, one(draws, health.Bus{}), watts)
 	at(time.Minute, nil, watts)
 	at(2*time.Minute, silent, watts)
 	at(3*time.Minute, &health.GPUs{}, watts)
 	at(10*time.Minute, silent)
-	must.Equal(t, []string{`kbnode_gpu_read_timestamp_seconds{gpu="0",slot="gpu0"} 1.772366401e+09`}, samples(t, e, "kbnode_gpu_read_timestamp_seconds"))
+	must.Equal(t, `kbnode_gpu_read_timestamp_seconds{gpu="0",slot="gpu0"} 1.772366401e+09`, samples(t, e, "kbnode_gpu_read_timestamp_seconds")[0])
 	// A value that is no longer reported is none.
 	at(11*time.Minute, one(draws, health.Bus{}), watts)
 	draws.NVML = &nvml.GPU{Memory: &nvml.Memory{}, ClockReasons: new(uint64(0x80))}
