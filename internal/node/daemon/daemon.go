@@ -134,6 +134,7 @@ type daemonLoop struct {
 	rebootAt    time.Duration // by Moment.Up, when systemd was asked to reboot
 	rebooting   func()        // releases the lock that a reboot under way holds; nil if there is none
 	health      *healthState
+	heard       reports // by which was judged, and that are not answered
 }
 
 func newDaemon(o Options) *daemonLoop {
@@ -167,7 +168,9 @@ func (d *daemonLoop) loop(ctx context.Context) {
 		d.watch(ctx)
 		began := time.Now()
 		d.snapshot = Snapshot{Whole: whole}
-		err := errors.Join(d.pass(ctx, whole), d.reboot(ctx))
+		err := d.pass(ctx, whole)
+		d.answer(err)
+		err = errors.Join(err, d.reboot(ctx))
 		if ctx.Err() != nil {
 			return
 		}

@@ -190,11 +190,8 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0
 	counted := state.Counted()
 	d.health.unsaved = d.health.unsaved || counted != d.health.counted || counted > 0 && state.Age-d.health.aged > ageTime
-	if !d.health.unsaved || d.save() != nil {
-		return drains // on a full disk, the next pass tries again
-	}
-	if err := errors.Join(removeReports(host.Root, resetsPath, in.ResetByHand), removeReports(host.Root, returnsPath, in.Returned)); err != nil {
-		d.Log.Warn("list of repaired GPUs not removed", "err", err)
+	if saved := d.health.unsaved && d.save() == nil; saved && o.gpus != nil { // on a full disk, the next pass tries again
+		d.heard = reports{resets: in.ResetByHand, returns: in.Returned}
 	}
 	return drains
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 )
 
 // resetsPath stores an operator's report that GPUs were reset, until the daemon has judged
@@ -48,6 +50,26 @@ func report(root, path string, gpus []string, at time.Duration) error {
 		return fmt.Errorf("report repaired GPUs: %w", err)
 	}
 	return nil
+}
+
+// reports are those of an operator that were judged.
+type reports struct{ resets, returns map[string]time.Duration }
+
+// answer removes the reports that were judged, once what follows is written as far as that can be: kbnode resume waits for
+// that, and then says whether its slots take jobs. err is why the pass failed.
+func (d *daemonLoop) answer(err error) {
+	if len(d.heard.resets)+len(d.heard.returns) == 0 || errors.As(err, new(*reconcile.LockedError)) {
+		return // nothing is written while another kbnode works
+	}
+	release, err := (&reconcile.Host{Root: d.Root}).Lock() // no report comes in between
+	if err != nil {
+		return // the next pass tries again
+	}
+	defer release()
+	if err := errors.Join(removeReports(d.Root, resetsPath, d.heard.resets), removeReports(d.Root, returnsPath, d.heard.returns)); err != nil {
+		d.Log.Warn("list of repaired GPUs not removed", "err", err)
+	}
+	d.heard = reports{}
 }
 
 // ReportPending reports whether the daemon has yet to judge by a report of ReportReset or ReportReturn.
