@@ -3,10 +3,13 @@ package cli
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	pretty "github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
@@ -117,6 +120,38 @@ func TestStatusTable(t *testing.T) {
 	var b strings.Builder
 	printStatus(&b, node.StatusOf(&plan.Plan{Slots: slots}, state, changes), taken.Add(90*time.Second))
 	golden(t, "status.txt", b.String())
+}
+
+// TestStatusFits has a terminal of 80 columns and 24 lines show each slot, and why several take no jobs, above the next prompt.
+func TestStatusFits(t *testing.T) {
+	t.Parallel()
+	slots := systemdtest.Slots(8)
+	drain := func(slot int, by, reason string) {
+		slots[slot].Drains = []plan.Drain{{Slot: slot, By: by, Reason: reason, Since: taken}}
+	}
+	drain(1, "gpu.lost", "the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79); sudo kbnode drain --all --wait; sudo systemctl reboot; then sudo kbnode resume --all")
+	drain(3, "gpu.repeats", "the GPU at 0000:43:00.0 had 3 faults in 7 days (Xid 48, gpu.ecc, Xid 48): it stays out until an operator returns it; sudo kbnode resume gpu3")
+	drain(4, plan.ByOperator, "new fan")
+	drain(5, plan.ByOperator, "new fan")
+	slots[6].Parked = "GPU GPU-6c1d4f0a-93b2-4e57-8a1c-0d5e7f2a3b03 at 0000:24:00.0 is missing"
+	state := &reconcile.State{Warnings: []string{"gpu2, gpu.thermal: the GPU at 0000:3b:00.0 is slowed down by heat (92 °C); check fans, filters and the room; do not trust timings from this time"}}
+	for k := range slots {
+		agent := systemdtest.Agent("inactive", "dead")
+		if slices.Contains([]int{0, 2, 7}, k) {
+			agent = systemdtest.Agent("active", "running")
+		}
+		state.Slots = append(state.Slots, slot.State{Index: k, Agent: agent})
+	}
+	state.Slots[0].Job = &slot.Job{ID: "0190-aa", Pipeline: "a-pipeline-with-a-name-that-is-much-too-long", Build: "1207", Since: taken}
+	p := newPerson(t, 80)
+	st := node.StatusOf(&plan.Plan{Node: "vendor-b200-1", Slots: slots}, state, nil)
+	printStatus(p.tty, st, taken.Add(90*time.Second))
+	lines := strings.Split(strings.TrimSpace(pretty.StripEscape(p.saw())), "\n")
+	if len(lines) > 23 || !strings.HasPrefix(lines[0], "SLOT ") || !strings.HasPrefix(lines[8], "gpu7 ") {
+		t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	must.Contain(t, strings.Join(lines, "\n"), "\ngpu4 gpu5 drained: by operator: new fan", "\ngpu6 parked: GPU GPU-6c1d")
+	must.Equal(t, "vendor-b200-1: 8 slots: 2 idle, 1 busy, 4 drained, 1 parked", strings.TrimSpace(lines[len(lines)-1]))
 }
 
 func TestAgo(t *testing.T) {

@@ -173,7 +173,7 @@ func statusTable(t *testing.T, machine, text string) string {
 	}
 	st := node.StatusOf(p, state, nil)
 	var b strings.Builder
-	printStatus(&b, st, taken)
+	statusList(&b, st, taken).Print()
 	lines := strings.SplitAfter(strings.TrimSuffix(b.String(), "\n"), "\n")
 	for i, l := range lines {
 		lines[i] = strings.TrimRight(l, " \n") + "\n"

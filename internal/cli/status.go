@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -75,10 +77,26 @@ not a node.`,
 	return cmd
 }
 
+// printStatus writes the slots, why some take no jobs or differ from their plan, and the sums last: on a small terminal, the end
+// is what people see.
 func printStatus(w io.Writer, st node.Status, now time.Time) {
 	printRecorded(w, st.Recorded)
-	t := term.NewList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since", "Problem")
+	statusList(w, st, now).Print()
+	for _, line := range slotProblems(w, st.Slots) {
+		term.Printf(w, "%s\n", line)
+	}
+	for _, warning := range st.Warnings {
+		term.Printf(w, "%s %s\n", term.PaintWord(w, "warning:"), warning)
+	}
+	if st.Recorded == "" { // what agents do is not recorded
+		term.Printf(w, "%s\n", statusSums(st))
+	}
+}
+
+func statusList(w io.Writer, st node.Status, now time.Time) *term.List {
+	t := term.NewList(w, "Slot", "GPU", "Queue", "CPUs", "Memory", "Agent", "Job", "Since")
 	t.Spare = []string{"Memory", "CPUs", "GPU", "Queue"}
+	t.Most = map[string]int{"Queue": 24, "Job": 24}
 	for _, s := range st.Slots {
 		job := "-"
 		if s.Job != nil {
@@ -87,17 +105,63 @@ func printStatus(w io.Writer, st node.Status, now time.Time) {
 				job += "#" + s.Job.Build
 			}
 		}
-		problem := "-"
-		if len(s.Problems) > 0 {
-			problem = s.Problems[0]
-			if n := len(s.Problems) - 1; n > 0 {
-				problem += fmt.Sprintf(" (and %d more)", n)
-			}
-		} else if len(s.Drains) > 0 {
-			problem = s.Drains[0].String()
-		}
-		t.Row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), term.PaintWord(w, s.Agent), job, term.Ago(s.Since, now), problem)
+		t.Row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), term.PaintWord(w, s.Agent), job, term.Ago(s.Since, now))
 	}
-	t.Print()
-	term.PrintWarnings(w, st.Warnings)
+	return t
+}
+
+// slotProblems returns a line for each problem, with the slots that have it.
+func slotProblems(w io.Writer, slots []node.SlotStatus) (lines []string) {
+	problem := func(s node.SlotStatus) string {
+		switch n := len(s.Problems); {
+		case n > 1:
+			return fmt.Sprintf("%s (and %d more)", s.Problems[0], n-1)
+		case n == 1:
+			return s.Problems[0]
+		case len(s.Drains) > 0:
+			return s.Drains[0].String()
+		}
+		return ""
+	}
+	for _, group := range term.Grouped(slots, func(s node.SlotStatus) [2]string { return [2]string{s.Agent, problem(s)} }) {
+		why := problem(group[0])
+		if why == "" {
+			continue
+		}
+		var names []string
+		for _, s := range group {
+			names = append(names, s.Slot)
+		}
+		who := strings.Join(names, " ")
+		if len(group) == len(slots) && len(group) > 1 {
+			who = "all"
+		}
+		why = strings.TrimPrefix(strings.TrimPrefix(why, "drained "), "drained: ") // which the state says
+		lines = append(lines, fmt.Sprintf("%s %s: %s", who, term.PaintWord(w, group[0].Agent), why))
+	}
+	return lines
+}
+
+// statusSums says how many slots are in which state.
+func statusSums(st node.Status) string {
+	var sums []string
+	for _, word := range slot.Words {
+		n := 0
+		for _, s := range st.Slots {
+			if s.Agent == word {
+				n++
+			}
+		}
+		if n > 0 {
+			sums = append(sums, fmt.Sprintf("%d %s", n, word))
+		}
+	}
+	all := text.Count(len(st.Slots), "slot")
+	if st.Node != "" {
+		all = st.Node + ": " + all
+	}
+	if len(sums) > 0 {
+		all += ": " + strings.Join(sums, ", ")
+	}
+	return all
 }
