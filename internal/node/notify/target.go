@@ -120,31 +120,39 @@ type command struct {
 
 func (c command) String() string { return c.args[0] }
 
-// send runs the command, in a process group of its own, whose rest is killed with its end.
+// send runs the command, in a PID namespace and a process group of its own: what it leaves is killed with its end, also in
+// another session.
 func (c command) send(ctx context.Context, doc []byte) error {
 	if err := rootsOnly(c.args[0], 0o022); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.within, fmt.Errorf("it did not end within %s, and was killed", c.within))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(doc), c.output, c.output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	kill := func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.Cancel, cmd.WaitDelay = kill, time.Second
-	err := cmd.Start()
+	cmd, err := c.start(ctx, doc, syscall.CLONE_NEWPID)
+	if err != nil { // as where kbnode may make no namespaces: then the group alone is killed
+		cmd, err = c.start(ctx, doc, 0)
+	}
 	if err == nil {
 		// The daemon's own value would spare it while jobs are killed.
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("0"), 0)
 		err = cmd.Wait()
-		_ = kill()
+		_ = cmd.Cancel()
 	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+func (c command) start(ctx context.Context, doc []byte, namespaces uintptr) (*exec.Cmd, error) {
+	cmd := exec.CommandContext(ctx, c.args[0], c.args[1:]...)
+	cmd.Dir = "/"
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(doc), c.output, c.output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: namespaces}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	return cmd, cmd.Start()
 }
 
 // rootsOnly returns why others than root could replace a file, or do what these bits of its mode say; nil if they cannot.

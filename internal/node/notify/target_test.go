@@ -24,17 +24,22 @@ func program(t *testing.T, text string) string {
 func TestCommand(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
+	const left = `sh -c 'echo up >"$1"; sleep 300; :' x "$2" & until test -s "$2"; do sleep 0.01; done`
 	for name, c := range map[string]struct{ script, err, wrote string }{
 		"reads":            {`{ echo "$1"; cat; } >$2`, "", "a b\n{}"},
 		"knows little":     {`env | grep -v ^PWD= | sort >$2`, "", "LC_ALL=C.UTF-8\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"},
 		"does not read":    {`exit 0`, "", ""},
 		"fails":            {`echo secret >&2; exit 3`, "exit status 3", ""},
-		"hangs":            {`sleep 300 & echo $! >$2; wait`, "did not end within 2s, and was killed", "?"},
-		"leaves something": {`sleep 300 & echo $! >$2`, "", "?"},
+		"hangs":            {`sh -c 'sleep 300; :' x "$2" & wait`, "did not end within 2s, and was killed", "?"},
+		"leaves something": {left, "", "?"},
+		"leaves a session": {"setsid " + left, "", "?"},
 		"floods":           {`head -c 100000000 /dev/zero; head -c 100000000 /dev/zero >&2`, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "leaves a session" {
+				must.Root(t, "makes a PID namespace")
+			}
 			file := filepath.Join(dir, strings.ReplaceAll(name, " ", "-"))
 			within := time.Minute
 			if name == "hangs" {
@@ -43,16 +48,30 @@ func TestCommand(t *testing.T) {
 			err := command{args: []string{program(t, c.script), "a b", file}, within: within}.send(t.Context(), []byte("{}"))
 			must.Err(t, err, c.err)
 			text, _ := os.ReadFile(file)
-			if c.wrote == "?" { // the number of a process that must be gone, or a zombie
-				must.Until(t, "the process is gone", func() bool {
-					stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat")
-					return err != nil || strings.Contains(string(stat), ") Z ")
-				})
+			if c.wrote == "?" { // the file's name is among the arguments of a process that must be gone
+				if strings.HasPrefix(name, "leaves") {
+					must.Equal(t, "up\n", string(text))
+				}
+				must.Until(t, "the process is gone", func() bool { return len(namedIn(t, file)) == 0 })
 			} else {
 				must.Equal(t, c.wrote, string(text))
 			}
 		})
 	}
+}
+
+// namedIn returns the processes that have a word among their arguments. A zombie has none.
+func namedIn(t *testing.T, word string) (found []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must.Do(t, err)
+	for _, file := range all {
+		text, _ := os.ReadFile(file) // it may have ended
+		if strings.Contains(string(text), word) {
+			found = append(found, file)
+		}
+	}
+	return found
 }
 
 // TestRootsOnly refuses what others could replace.
