@@ -17,9 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/health/signals"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
-	"github.com/gpu-mode/kbnode/internal/node/standin"
 	"github.com/gpu-mode/kbnode/internal/plan"
-	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
@@ -108,6 +106,7 @@ func Run(ctx context.Context, o Options) {
 
 type daemonLoop struct {
 	Options
+	reading  Reading    // the last one
 	plan     *plan.Plan // of the last full pass; nil before that
 	drains   []plan.Drain
 	stamp    string
@@ -115,21 +114,15 @@ type daemonLoop struct {
 	gpusAt   time.Time
 	alive    func() bool // of the watch; nil if there is none
 	unwatch  context.CancelFunc
-	changed  chan string         // units that systemd reported
-	slots    []slot.State        // as last read
-	stopping map[int]bool        // slots whose agents were asked to stop for their health
-	reported string              // the last error that was logged
-	address  string              // Reading.Listen
-	service  standin.Service     // Reading.Service
-	notify   config.Notify       // Reading.Notify
-	policy   config.HealthPolicy // Reading.Policy
-	parked   map[int]bool        // slots with an event that they are parked; nil before the first look
+	changed  chan string  // units that systemd reported
+	slots    []slot.State // as last read
+	stopping map[int]bool // slots whose agents were asked to stop for their health
+	reported string       // the last error that was logged
+	parked   map[int]bool // slots with an event that they are parked; nil before the first look
 
 	parkedSince map[int]time.Time // when slots were first seen parked
-	socket      string            // of the Docker engine; "" before the first plan
 	engine      inventory.Docker  // as it answered last
 	snapshot    Snapshot          // of the current pass
-	loanEnd     time.Time         // Reading.LoanEnd
 	clocks      clocks
 	rebootAt    time.Duration // by Moment.Up, when systemd was asked to reboot
 	rebooting   func()        // releases the lock that a reboot under way holds; nil if there is none

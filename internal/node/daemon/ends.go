@@ -68,15 +68,16 @@ func (d *daemonLoop) current(drains []plan.Drain) []plan.Drain {
 // goes back, as after a boot. One that says so first is believed for now, since a machine that was off when the loan ended
 // must begin no job, but the loan has ended only when it can be believed.
 func (d *daemonLoop) loanDrains(p *plan.Plan) []plan.Drain {
-	if d.loanEnd.IsZero() {
+	end := d.reading.LoanEnd
+	if end.IsZero() {
 		return nil
 	}
-	over := !d.clocks.Now.Before(d.loanEnd)
-	known := plan.LoanOver(slices.DeleteFunc(slices.Clone(d.drains), func(o plan.Drain) bool { return !o.Since.Equal(d.loanEnd) }))
+	over := !d.clocks.Now.Before(end)
+	known := plan.LoanOver(slices.DeleteFunc(slices.Clone(d.drains), func(o plan.Drain) bool { return !o.Since.Equal(end) }))
 	if !over && (!known || d.clocks.synchronized) {
 		return nil
 	}
-	return plan.LoanDrains(p.Slots, d.loanEnd, d.clocks.after(d.loanEnd) || known)
+	return plan.LoanDrains(p.Slots, end, d.clocks.after(end) || known)
 }
 
 // recordEnds records what ended by itself between two lists of drains.
@@ -95,7 +96,7 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 	switch ended := plan.LoanOver(after); {
 	case ended == plan.LoanOver(before):
 	case ended:
-		happened = append(happened, events.Event{Kind: "loan", Slot: -1, Level: events.Warn, Text: "loan ended at " + d.loanEnd.Format(plan.Dates) + ": sudo kbnode uninstall"})
+		happened = append(happened, events.Event{Kind: "loan", Slot: -1, Level: events.Warn, Text: "loan ended at " + d.reading.LoanEnd.Format(plan.Dates) + ": sudo kbnode uninstall"})
 	default:
 		happened = append(happened, events.Event{Kind: "loan", Slot: -1, Level: events.Info, Text: "the loan goes on"})
 	}

@@ -165,7 +165,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	if !slices.Contains(unread, health.CheckAgent) {
 		d.recordParked(o.plan, states, moment.Now)
 	}
-	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.policy, Out: o.out}
+	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.reading.Policy, Out: o.out}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
@@ -224,9 +224,9 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}
-	if d.socket == "" {
+	if d.reading.Socket == "" {
 		node.Unread = append(node.Unread, health.CheckDocker)
-	} else if err := d.Node.Docker(ctx, d.socket); err != nil {
+	} else if err := d.Node.Docker(ctx, d.reading.Socket); err != nil {
 		node.Docker = err.Error()
 	}
 	var read bool

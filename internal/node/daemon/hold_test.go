@@ -152,7 +152,7 @@ func TestUnknownEngine(t *testing.T) {
 	if got := d.node(t.Context(), host); got.Docker != "" || !slices.Equal(got.Unread, []string{health.CheckDocker}) {
 		t.Errorf("%+v", got)
 	}
-	d.socket = "/run/docker.sock"
+	d.reading.Socket = "/run/docker.sock"
 	host.Systemd = nil
 	if got := d.node(t.Context(), host); got.Docker == "" || !slices.Equal(got.Unread, []string{health.CheckUnit}) {
 		t.Errorf("%+v", got)

@@ -127,10 +127,8 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	if first && d.stampOf(p) == stamp { // p had none of the plan's own files
 		stamp = d.stampOf(r.Plan)
 	}
-	d.plan, d.drains, d.stamp, d.wholeAt, d.address = r.Plan, r.Drains, stamp, time.Now(), r.Listen
-	d.service, d.notify, d.policy, d.loanEnd = r.Service, r.Notify, r.Policy, r.LoanEnd
+	d.reading, d.plan, d.drains, d.stamp, d.wholeAt = *r, r.Plan, r.Drains, stamp, time.Now()
 	d.snapshot.State = nil // the state of a look belongs to another plan
-	d.socket = r.Socket
 	if engine := r.Inventory.Software.Docker; engine.RootDir != "" {
 		d.engine = engine
 	}

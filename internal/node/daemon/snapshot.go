@@ -37,6 +37,6 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	}
 	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen, s.Service, s.Notify = d.plan, d.health.Verdicts, d.address, d.service, d.notify
+	s.Plan, s.Verdicts, s.Listen, s.Service, s.Notify = d.plan, d.health.Verdicts, d.reading.Listen, d.reading.Service, d.reading.Notify
 	d.Publish(s)
 }
