@@ -114,6 +114,17 @@ func (s *Systemd) SetProperties(_ context.Context, name string, properties ...sy
 	return s.limit(u.cgroup, s.sliceSettings(name, u.text))
 }
 
+// members returns a mask of bytes as Linux lists it.
+func members(mask []byte) string {
+	var ids []int
+	for i := range 8 * len(mask) {
+		if mask[i/8]>>(i%8)&1 == 1 {
+			ids = append(ids, i)
+		}
+	}
+	return cpuset.Of(ids...).String()
+}
+
 // render formats a property as systemd writes it to a drop-in.
 func render(p systemd.Property) (string, error) {
 	switch v := p.Value.(type) {
@@ -125,7 +136,7 @@ func render(p systemd.Property) (string, error) {
 		}
 		return p.Name + "=" + strconv.FormatUint(v, 10), nil
 	case []byte:
-		return p.Name + "=" + cpuset.FromBytes(v).String(), nil
+		return p.Name + "=" + members(v), nil
 	case []systemd.DeviceAllow:
 		lines := []string{p.Name + "="}
 		for _, d := range v {

@@ -13,7 +13,6 @@ type Progress struct {
 
 	mu   sync.Mutex
 	Line string // on the screen; "" if there is none
-	hold bool   // a question is on the screen
 }
 
 // NewProgress shows progress on s.Err.
@@ -26,7 +25,7 @@ func (p *Progress) Show(moving, fixed string) {
 	switch {
 	case p.Width == 0 && fixed != "":
 		p.S.Progress("%s", fixed)
-	case p.Width > 0 && !p.hold:
+	case p.Width > 0:
 		p.Line = moving
 		p.draw()
 	}
@@ -66,14 +65,6 @@ func (p *Progress) End(last string) {
 		Printf(p.S.Err, "\n")
 	}
 	p.Line = ""
-}
-
-// Pause clears the moving line for a question, or lets it move again.
-func (p *Progress) Pause(on bool) {
-	p.End("")
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.hold = on
 }
 
 // What clears the terminal's current line, and all of it.

@@ -112,15 +112,6 @@ func (s Set) Bytes() []byte {
 	return out
 }
 
-// FromBytes returns the set of a mask in the format of Bytes. It ignores bits
-// at Max and above.
-func FromBytes(mask []byte) (s Set) {
-	mask = slices.Clone(mask[:min(len(mask), Max/8)])
-	slices.Reverse(mask)
-	s.bits.SetBytes(mask)
-	return s
-}
-
 // Ints returns the members in ascending order.
 func (s Set) Ints() []int {
 	out := make([]int, 0, s.Len())
