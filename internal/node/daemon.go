@@ -21,9 +21,6 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
-// maxSpecs bounds the CDI specifications whose changes are noticed at once, per directory.
-const maxSpecs = 64
-
 // dockerTime is how long Docker has to answer a ping.
 const dockerTime = 10 * time.Second
 
@@ -104,7 +101,7 @@ func (l *live) Stamp(p *plan.Plan) string {
 	// come late.
 	for _, dir := range inventory.DefaultCDIDirs() {
 		specs, _ := os.ReadDir(dir) // what cannot be read is read again in the next full pass
-		for _, s := range specs[:min(len(specs), maxSpecs)] {
+		for _, s := range specs[:min(len(specs), inventory.MaxCDISpecs)] {
 			file(dir + "/" + s.Name())
 		}
 	}

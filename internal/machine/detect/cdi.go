@@ -9,10 +9,9 @@ import (
 	"strings"
 
 	"gopkg.in/yaml.v3"
-)
 
-// maxSpecs bounds the CDI files that are read per directory.
-const maxSpecs = 64
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
+)
 
 // CDISpec is one of CDI's specification files.
 type CDISpec struct {
@@ -42,7 +41,7 @@ func readCDI(t tree, dirs []string) []CDISpec {
 			ext := path.Ext(name)
 			return ext != ".json" && ext != ".yaml" // the extensions that CDI reads
 		})
-		for _, name := range files[:min(len(files), maxSpecs)] {
+		for _, name := range files[:min(len(files), inventory.MaxCDISpecs)] {
 			s := CDISpec{Path: path.Join(dir, name)}
 			s.parse(t.text(s.Path[1:]))
 			specs = append(specs, s)

@@ -202,6 +202,9 @@ type Docker struct {
 // precedence.
 func DefaultCDIDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
 
+// MaxCDISpecs bounds how many files of one of these directories kbnode reads.
+const MaxCDISpecs = 64
+
 // CDIFault is why CUDA does not start in a container that gets a device from a specification.
 type CDIFault struct {
 	Spec   string `json:"spec"` // path of the specification that counts; "" if two hide each other

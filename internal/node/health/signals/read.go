@@ -216,9 +216,6 @@ func clockState(state int, status int32, err error) health.Clock {
 	return health.ClockSynchronised
 }
 
-// maxSpecs bounds how many files of a directory may be specifications.
-const maxSpecs = 64
-
 // cdiSpecs returns the files that may be NVIDIA's specification, the one with the usual name first. By CDI's rule
 // /run takes precedence over /etc.
 func cdiSpecs(root string) (names []string) {
@@ -228,7 +225,7 @@ func cdiSpecs(root string) (names []string) {
 		for _, form := range []string{"*.yaml", "*.json"} {
 			others, _ := filepath.Glob(filepath.Join(root, dir, form)) // the form is right
 			others = slices.DeleteFunc(others, func(name string) bool { return name == usual })
-			names = append(names, others[:min(len(others), maxSpecs)]...)
+			names = append(names, others[:min(len(others), inventory.MaxCDISpecs)]...)
 		}
 	}
 	return names
