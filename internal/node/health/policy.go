@@ -205,11 +205,11 @@ func (j *judge) recoveryOf(m Mark) *Mark {
 // maxFaults bounds what is kept of a GPU's faults: a policy counts at most 20.
 const maxFaults = 40
 
-// alone returns the faults of a GPU that no other GPU shares: a failure of what joins GPUs, or of their power, is
-// none of each.
+// alone returns the faults of a GPU that no other GPU shares, when a minute has shown that: a failure of what joins GPUs, or
+// of their power, is none of each.
 func (j *judge) alone(g *gpu) (faults []fault) {
 	for _, f := range g.Faults {
-		shared := slices.ContainsFunc(j.s.GPUs, func(o gpu) bool {
+		shared := j.s.Age-f.At < time.Minute || slices.ContainsFunc(j.s.GPUs, func(o gpu) bool {
 			return o.ID != g.ID && slices.ContainsFunc(o.Faults, func(other fault) bool { return (other.At - f.At).Abs() < time.Minute })
 		})
 		if !shared {

@@ -172,6 +172,13 @@ func TestRepeats(t *testing.T) {
 		}
 		n.want(n.fail(time.Hour), out)
 	})
+	t.Run("shared with another GPU a moment later", func(t *testing.T) {
+		n := start(t, week, 2)
+		n.want(n.lines(time.Hour, xidLineOf(3, 48, "words")), "gpu.xid fatal drain [3]")
+		n.want(n.lines(20*time.Second, xidLineOf(5, 48, "words")), "gpu.xid fatal drain [3]", "gpu.xid fatal drain [5]")
+		n.in.ResetByHand = map[string]time.Duration{uuid(3): n.in.Up + time.Second, uuid(5): n.in.Up + time.Second}
+		n.want(n.judgeAfter(time.Minute, nil))
+	})
 	t.Run("after an Xid of a job", func(t *testing.T) {
 		for xid, want := range map[int][]string{31: nil, 109: nil, 999: {out}} {
 			n := start(t, week, 2)
