@@ -35,8 +35,8 @@ VM_TEST = rm -rf build/vm-logs; $(VM_ENV) TEST_FORMAT=standard-verbose test/rete
 test-story: vm-ready $(GOTESTSUM) ## run the story of a node in the virtual machine, from install to uninstall
 	$(VM_TEST) story ./test/vm -tags vm -count=1 -timeout 60m -run '^TestStory$$'
 
-# selects WORD …: not empty if RUN selects scenarios with one of these words in their names.
-selects = $(if $(RUN),$(strip $(foreach word,$(1),$(findstring $(word),$(RUN)))),all)
+# selects NAME …: not empty if RUN, a regular expression as that of go test, selects a scenario with one of these names.
+selects = $(if $(RUN),$(shell printf 'Test%s\n' $(1) | grep -E -e '$(firstword $(subst /, ,$(RUN)))'),all)
 
 .PHONY: test-scenarios
 test-scenarios: vm-ready $(GOTESTSUM) ## run all scenarios in the virtual machine, in about six hours; RUN=regex selects some
