@@ -22,9 +22,9 @@ func (n *Node) loanEnd(loc *time.Location) (time.Time, error) {
 	return text.ParseDate(n.Config.Loan.Until, loc)
 }
 
-// lent completes the plan p of in. Once the loan has ended, it drains the slots that are new: they must begin no job
+// withLoan completes the plan p of in. Once the loan has ended, it drains the slots that are new: they must begin no job
 // before the daemon drains them, too.
-func (n *Node) lent(in plan.Input, p *plan.Plan) (*plan.Plan, error) {
+func (n *Node) withLoan(in plan.Input, p *plan.Plan) (*plan.Plan, error) {
 	end, err := n.loanEnd(time.Local)
 	if err != nil {
 		return nil, err

@@ -182,7 +182,7 @@ func (n *Node) MakePlan() error {
 	}
 	p, err := plan.Build(in)
 	if err == nil {
-		p, err = n.lent(in, p)
+		p, err = n.withLoan(in, p)
 	}
 	if err != nil {
 		return err

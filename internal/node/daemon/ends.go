@@ -109,7 +109,7 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 func (d *daemonLoop) reboot(ctx context.Context) error {
 	stored := &reconcile.Host{Root: d.Root}
 	now, err := d.Clock()
-	if err != nil || d.rebooting != nil && now.Up-d.rebootAt < rebootTime {
+	if err != nil || d.rebootRelease != nil && now.Up-d.rebootAt < rebootTime {
 		return nil //nolint:nilerr // a pass reports what cannot be read
 	}
 	d.endReboot()
@@ -133,7 +133,7 @@ func (d *daemonLoop) reboot(ctx context.Context) error {
 		release()
 		return err
 	}
-	d.rebootAt, d.rebooting = now.Up, release
+	d.rebootAt, d.rebootRelease = now.Up, release
 	return nil
 }
 
@@ -153,9 +153,9 @@ func (d *daemonLoop) startReboot(ctx context.Context, host *reconcile.Host) (beg
 
 // endReboot lets others change the node again.
 func (d *daemonLoop) endReboot() {
-	if d.rebooting != nil {
-		d.rebooting()
-		d.rebooting = nil
+	if d.rebootRelease != nil {
+		d.rebootRelease()
+		d.rebootRelease = nil
 	}
 }
 

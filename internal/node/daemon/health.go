@@ -64,12 +64,12 @@ func ReadHealth(root string) (Health, error) {
 
 // healthState judges the node's health at each pass.
 type healthState struct {
-	Health         // without its State, which is state
-	file    string // HealthPath below the machine's root
-	state   health.State
-	unsaved bool          // something was reported since it was written
-	aged    time.Duration // State.Age as written
-	counted int           // State.Counted as written
+	Health            // without its State, which is state
+	file       string // HealthPath below the machine's root
+	state      health.State
+	unsaved    bool          // something was reported since it was written
+	aged       time.Duration // State.Age as written
+	faultCount int           // State.FaultCount as written
 
 	mu    sync.Mutex
 	facts []health.Fact // of the kernel, since the last pass
@@ -188,10 +188,10 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
 	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0
-	counted := state.Counted()
-	d.health.unsaved = d.health.unsaved || counted != d.health.counted || counted > 0 && state.Age-d.health.aged > ageTime
+	faults := state.FaultCount()
+	d.health.unsaved = d.health.unsaved || faults != d.health.faultCount || faults > 0 && state.Age-d.health.aged > ageTime
 	if saved := d.health.unsaved && d.save() == nil; saved && o.gpus != nil { // on a full disk, the next pass tries again
-		d.heard = reports{resets: in.ResetByHand, returns: in.Returned}
+		d.judged = reports{resets: in.ResetByHand, returns: in.Returned}
 	}
 	return drains
 }
@@ -282,7 +282,7 @@ func (d *daemonLoop) save() error {
 	}
 	c.unsaved = err != nil
 	if err == nil {
-		c.aged, c.counted = c.state.Age, c.state.Counted()
+		c.aged, c.faultCount = c.state.Age, c.state.FaultCount()
 	}
 	return err
 }

@@ -240,7 +240,7 @@ func TestFaultIsStored(t *testing.T) {
 			must.Do(t, err)
 			state, err := health.ParseState(stored.State)
 			must.Do(t, err)
-			return state.Counted()
+			return state.FaultCount()
 		}
 		later(89 * time.Second)
 		n.serves(t, 0)

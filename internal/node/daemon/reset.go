@@ -58,7 +58,7 @@ type reports struct{ resets, returns map[string]time.Duration }
 // answer removes the reports that were judged, once what follows is written as far as that can be: kbnode resume waits for
 // that, and then says whether its slots take jobs. err is why the pass failed.
 func (d *daemonLoop) answer(err error) {
-	if len(d.heard.resets)+len(d.heard.returns) == 0 || errors.As(err, new(*reconcile.LockedError)) {
+	if len(d.judged.resets)+len(d.judged.returns) == 0 || errors.As(err, new(*reconcile.LockedError)) {
 		return // nothing is written while another kbnode works
 	}
 	release, err := (&reconcile.Host{Root: d.Root}).Lock() // no report comes in between
@@ -66,10 +66,10 @@ func (d *daemonLoop) answer(err error) {
 		return // the next pass tries again
 	}
 	defer release()
-	if err := errors.Join(removeReports(d.Root, resetsPath, d.heard.resets), removeReports(d.Root, returnsPath, d.heard.returns)); err != nil {
+	if err := errors.Join(removeReports(d.Root, resetsPath, d.judged.resets), removeReports(d.Root, returnsPath, d.judged.returns)); err != nil {
 		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
-	d.heard = reports{}
+	d.judged = reports{}
 }
 
 // ReportPending reports whether the daemon has yet to judge by a report of ReportReset or ReportReturn.

@@ -54,13 +54,13 @@ func (j *judge) gpus() {
 	for i := range j.s.GPUs {
 		switch g := &j.s.GPUs[i]; {
 		case present[g.ID] || len(j.slotsOf(g.ID)) > 0:
-			g.Gone = 0
-		case g.Gone == 0 && missing(g.ID):
-			g.Gone = j.s.Age
+			g.RemovedAt = 0
+		case g.RemovedAt == 0 && missing(g.ID):
+			g.RemovedAt = j.s.Age
 		}
 	}
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
-		forgotten := len(g.Faults) == 0 && g.Out == "" || j.s.Age-g.Gone > repairTime
+		forgotten := len(g.Faults) == 0 && g.Out == "" || j.s.Age-g.RemovedAt > repairTime
 		return missing(g.ID) && forgotten && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()

@@ -89,7 +89,7 @@ func (j *judge) name() {
 		}
 	}
 	for _, g := range j.s.GPUs {
-		if g.Gone == 0 { // or another may be there now
+		if g.RemovedAt == 0 { // or another may be there now
 			at(g.PCI, g.ID)
 		}
 	}
@@ -117,7 +117,7 @@ func (j *judge) name() {
 			return false
 		}
 		known := j.gpu(id, g.ID)
-		known.record = known.merged(g.record)
+		known.record = known.union(g.record)
 		return true
 	})
 	slices.SortFunc(j.s.GPUs, func(a, b gpu) int { return cmp.Compare(a.ID, b.ID) })

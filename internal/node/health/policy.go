@@ -102,9 +102,9 @@ func (j *judge) countXid(id string, f Fact, rate config.Rate) bool {
 	return n >= rate.Count
 }
 
-// Counted returns how many faults s has that time ends. While there are some, its Age should be stored now and then,
+// FaultCount returns how many faults s has that time ends. While there are some, its Age should be stored now and then,
 // since time that is not stored before a reboot does not end them.
-func (s State) Counted() (n int) {
+func (s State) FaultCount() (n int) {
 	for _, g := range s.GPUs {
 		n += len(g.Faults) + len(g.Xids)
 	}
@@ -135,7 +135,7 @@ func (j *judge) countFaults() {
 	rate := j.in.Policy.Repeats
 	for i := range j.s.GPUs {
 		g := &j.s.GPUs[i]
-		was, what, mild := g.Faulty, "", []string(nil)
+		was, what, degraded := g.Faulty, "", []string(nil)
 		g.Faulty = false
 		for _, m := range j.s.Marks {
 			if m.GPU != g.ID || !m.Shown || m.Level < Fatal || m.Effect == None || !slices.Contains(counted, m.Check) {
@@ -146,7 +146,7 @@ func (j *judge) countFaults() {
 				name = "Xid " + m.Detail
 			}
 			if r := j.recoveryOf(m); r != nil && r.Level < Fatal {
-				mild = append(mild, name)
+				degraded = append(degraded, name)
 				continue
 			}
 			ending, young := m.Latched && m.Last < g.Reset, !m.Latched && m.Last-m.First < faultAfter
@@ -163,7 +163,7 @@ func (j *judge) countFaults() {
 		case !was && what != "":
 			g.Faults = append(g.Faults, fault{j.s.Age, what})
 		case was && !g.Faulty: // the driver may say a moment after the Xid what it wants
-			g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At < time.Minute && slices.Contains(mild, f.What) })
+			g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At < time.Minute && slices.Contains(degraded, f.What) })
 		}
 		g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return j.s.Age-f.At > time.Duration(rate.Hours)*time.Hour })
 		g.Xids = slices.DeleteFunc(g.Xids, func(x fault) bool {

@@ -297,13 +297,13 @@ func TestForgotten(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, withPolicy(config.Health{Xids: []string{"63=drain@3/1h"}}))
 	n.lines(time.Second, xidLineOf(3, 63, "words"))
-	must.Equal(t, 1, n.state.Counted())
+	must.Equal(t, 1, n.state.FaultCount())
 	n.judgeAfter(2*time.Hour, nil)
-	must.Equal(t, 0, n.state.Counted())
+	must.Equal(t, 0, n.state.FaultCount())
 
-	s := State{GPUs: []gpu{{ID: "b", record: record{Gone: 9}}}}
+	s := State{GPUs: []gpu{{ID: "b", record: record{RemovedAt: 9}}}}
 	for i := range maxGPUs {
-		s.GPUs = append(s.GPUs, gpu{ID: fmt.Sprint("c", i), record: record{Gone: time.Duration(max(0, 8-i))}})
+		s.GPUs = append(s.GPUs, gpu{ID: fmt.Sprint("c", i), record: record{RemovedAt: time.Duration(max(0, 8-i))}})
 	}
 	s.truncate()
 	if ids := fmt.Sprint(s.GPUs); len(s.GPUs) != maxGPUs || !strings.Contains(ids, "{b ") || !strings.Contains(ids, "{c63 ") || !strings.Contains(ids, "{c1 ") || strings.Contains(ids, "{c7 ") {

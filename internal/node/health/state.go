@@ -80,15 +80,15 @@ type gpu struct {
 
 // record is what neither a reset nor a reboot ends.
 type record struct {
-	Xids   []fault       `json:"xids,omitempty"`   // of policies with a rate
-	Faults []fault       `json:"faults,omitempty"` // in the policy's window
-	Faulty bool          `json:"faulty,omitempty"` // the last of Faults is not over
-	Out    string        `json:"out,omitempty"`    // why it stays out of service; "" if it need not
-	Gone   time.Duration `json:"gone,omitempty"`   // by State.Age, when it was first missed and no slot's; 0 if it is there
+	Xids      []fault       `json:"xids,omitempty"`       // of policies with a rate
+	Faults    []fault       `json:"faults,omitempty"`     // in the policy's window
+	Faulty    bool          `json:"faulty,omitempty"`     // the last of Faults is not over
+	Out       string        `json:"out,omitempty"`        // why it stays out of service; "" if it need not
+	RemovedAt time.Duration `json:"removed_at,omitempty"` // by State.Age, when it was first missed and no slot's; 0 if it is there
 }
 
-// merged returns what two records of one GPU say.
-func (r record) merged(o record) record {
+// union returns what two records of one GPU say.
+func (r record) union(o record) record {
 	both := func(a, b []fault) []fault {
 		return slices.SortedFunc(slices.Values(slices.Concat(a, b)), func(x, y fault) int { return cmp.Compare(x.At, y.At) })
 	}
@@ -156,10 +156,10 @@ func (s *State) truncate() {
 	})
 	if len(s.GPUs) > maxGPUs {
 		slices.SortStableFunc(s.GPUs, func(a, b gpu) int {
-			if (a.Gone == 0) != (b.Gone == 0) {
-				return cmp.Compare(a.Gone, b.Gone)
+			if (a.RemovedAt == 0) != (b.RemovedAt == 0) {
+				return cmp.Compare(a.RemovedAt, b.RemovedAt)
 			}
-			return cmp.Compare(b.Gone, a.Gone)
+			return cmp.Compare(b.RemovedAt, a.RemovedAt)
 		})
 		s.GPUs = s.GPUs[:maxGPUs]
 	}
