@@ -116,6 +116,9 @@ func drain(ctx context.Context, s term.Streams, f drainFlags, args []string) err
 			return err
 		}
 		why.Reboot = now.Boot
+		if err := n.CheckReboot(); err != nil { // before it asks
+			return err
+		}
 		if s.Asks() && !f.yes {
 			if err := s.Confirm(ctx, "Reboot this machine as soon as no slot has a job?", ""); err != nil {
 				return err

@@ -25,8 +25,10 @@ const containerPath = "/run/systemd/container"
 // recorded, and why the node cannot be planned: then only the slots' agents are changed.
 func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selection, why plan.Drain, warn func(error)) (*plan.Plan, []plan.Slot, error) {
 	since := time.Now().UTC().Truncate(time.Second)
-	if kind, err := n.ReadFile(containerPath); why.Reboot != "" && err == nil {
-		return nil, nil, config.BadInput("this is a container (%s), whose reboot kbnode cannot tell from none, so it would reboot again; type sudo kbnode drain --all --wait, and reboot it then", text.Line(strings.TrimSpace(string(kind)), 40))
+	if why.Reboot != "" {
+		if err := n.CheckReboot(); err != nil {
+			return nil, nil, err
+		}
 	}
 	if why.Reboot != "" || !why.Until.IsZero() {
 		if err := needsDaemon(ctx, host, "ends the drain"); err != nil {
@@ -38,6 +40,14 @@ func (n *Node) Drain(ctx context.Context, host *reconcile.Host, selected Selecti
 		return plan.AddDrain(drains, why)
 	}, warn)
 	return n.Plan, slots, err
+}
+
+// CheckReboot returns why a Drain cannot have a Reboot.
+func (n *Node) CheckReboot() error {
+	if kind, err := n.ReadFile(containerPath); err == nil {
+		return config.BadInput("this is a container (%s), whose reboot kbnode cannot tell from none, so it would reboot again; type sudo kbnode drain --all --wait, and reboot it then", text.Line(strings.TrimSpace(string(kind)), 40))
+	}
+	return nil
 }
 
 // Resume takes back Drain. Drained slots that are no longer of the plan can be selected, too; what it
