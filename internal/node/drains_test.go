@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -51,6 +52,7 @@ func TestRebootWaits(t *testing.T) {
 	if err := drain(all, reboot); err == nil || !strings.Contains(err.Error(), "this is a container (lxc)") || RebootWaits(host) {
 		t.Errorf("in a container: %v", err)
 	}
+	must.Do(t, os.Remove(filepath.Join(n.Root, containerPath)))
 
 	sd, _ := host.Systemd.(*systemdtest.Systemd)
 	must.Do(t, sd.Stop(t.Context(), plan.NodeService))
