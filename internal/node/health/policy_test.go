@@ -129,7 +129,7 @@ func TestWatchOnly(t *testing.T) {
 // fail lets the fourth GPU fail and be reset.
 func (n *node) fail(later time.Duration) []Verdict {
 	n.lines(later, xidLineOf(3, 48, "words"), xidLineOf(3, 64, "words"))
-	n.in.ResetByHand = map[string]time.Duration{uuid(3): n.in.Up + time.Second}
+	n.in.ResetByHand = map[string]time.Duration{pci(3): n.in.Up + time.Second}
 	got := n.judgeAfter(time.Minute, nil)
 	n.in.ResetByHand = nil
 	return got
@@ -224,6 +224,14 @@ func TestRepeats(t *testing.T) {
 				n.want(n.judgeAfter(time.Hour, nil), want...)
 			}
 		}
+	})
+	t.Run("known by its address first", func(t *testing.T) {
+		n := newNode(t, withPolicy(week))
+		n.state, n.in.Slots[3].UUID, n.in.GPUs.List[3].UUID = State{}, "", ""
+		n.fail(time.Hour)
+		n.want(n.fail(time.Hour))
+		n.in.Slots[3].UUID, n.in.GPUs.List[3].UUID = uuid(3), uuid(3)
+		n.want(n.fail(time.Hour), out)
 	})
 	t.Run("away for repair", func(t *testing.T) {
 		away := func(in *Signals) {
