@@ -139,11 +139,12 @@ func TestOutUntilReturned(t *testing.T) {
 		out := plan.Drain{Slot: 0, By: health.CheckRepeats, Reason: "3 faults; sudo kbnode resume gpu0"}
 		must.Do(t, (&reconcile.Host{Root: n.root}).WriteDrains([]plan.Drain{out}))
 		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
-		_, wake := running(t, n, Options{})
+		running(t, n, Options{})
 		for range 2 {
 			later(10 * time.Minute)
 			n.serves(t, 1)
 		}
+		later(50 * time.Second) // a look that reads the GPUs comes before anyone wakes the daemon
 		must.Do(t, ReportReturn(n.root, []string{"GPU-a"}, time.Hour))
 		n.set(func() {
 			n.onRead = func() {
@@ -152,8 +153,7 @@ func TestOutUntilReturned(t *testing.T) {
 				}
 			}
 		})
-		wake <- struct{}{}
-		synctest.Wait()
+		later(20 * time.Second)
 		n.set(func() { n.onRead = nil })
 		if ReportPending(n.root) {
 			t.Error("nobody has heard it")
