@@ -18,6 +18,10 @@ const clockTrial = 10 * time.Minute
 // rebootTime is how long a reboot may take to begin; after it, systemd is asked again.
 const rebootTime = 5 * time.Minute
 
+// holdTime is how long no one may change the node before a reboot: systemd-logind lets programs delay it by 5 seconds, or 30
+// with Debian's unattended-upgrades. Then people may cancel one that was lost.
+const holdTime = time.Minute
+
 // clocks are the machine's, as the last look read them.
 type clocks struct {
 	health.Moment
@@ -104,16 +108,19 @@ func (d *daemonLoop) recordEnds(before, after []plan.Drain) {
 }
 
 // reboot reboots the machine if an operator asked for that in this boot and no slot runs anything. It needs no plan: a reboot
-// may be what repairs the node. The lock is then held until the reboot comes, or is lost: a kbnode resume in the seconds
-// that systemd-logind leaves would start agents, and a job would end with the machine.
+// may be what repairs the node. The lock is then held for a while: a kbnode resume in the seconds that systemd-logind
+// leaves would start agents, and a job would end with the machine.
 func (d *daemonLoop) reboot(ctx context.Context) error {
 	stored := &reconcile.Host{Root: d.Root}
 	now, err := d.Clock()
-	if err != nil || d.rebootRelease != nil && now.Up-d.rebootAt < rebootTime {
+	if err != nil {
 		return nil //nolint:nilerr // a pass reports what cannot be read
 	}
-	d.endReboot()
-	if !d.rebootWanted(stored, now.Boot) {
+	since := now.Up - d.rebootAt
+	if since >= holdTime {
+		d.endReboot()
+	}
+	if d.rebootAt > 0 && since < rebootTime || !d.rebootWanted(stored, now.Boot) {
 		return nil
 	}
 	host, closeHost, err := d.Node.Host(ctx)

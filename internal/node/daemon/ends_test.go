@@ -179,7 +179,11 @@ func TestReboot(t *testing.T) {
 			t.Error("kbnode resume can start agents before the reboot comes")
 		}
 		must.Equal(t, 1, rebooted())
-		later(rebootTime - 2*time.Minute)
+		later(holdTime + time.Minute)
+		if locked() {
+			t.Error("no one can cancel a reboot that is lost")
+		}
+		later(rebootTime - holdTime - 3*time.Minute)
 		must.Equal(t, 0, rebooted()) // it takes a while
 		later(3 * time.Minute)
 		must.Equal(t, 1, rebooted()) // and was lost
