@@ -66,6 +66,9 @@ func IsJobSlice(unit string) (slot int, ok bool) {
 	return slot, ok && slot >= 0 && unit == JobSlice(slot)
 }
 
+// HookUnit is the transient unit in which a hook of the slot runs: prolog or epilog.
+func HookUnit(hook string, k int) string { return "kbnode-" + hook + "-" + SlotName(k) + ".service" }
+
 // UserName is the user of the slot's agent.
 func UserName(k int) string { return "kbnode-" + SlotName(k) }
 

@@ -57,12 +57,23 @@ type JobPolicy struct {
 	// DeviceRequests, whose hook makes changes that systemd would undo.
 	DeviceNodes []string `json:"device_nodes"`
 
+	// Hooks are the site's own programs around each job; nil for none.
+	Hooks *Hooks `json:"hooks,omitempty"`
+
 	Env          []string `json:"env"`              // NAME=value, set in every container
 	WorkRoot     string   `json:"work_root"`        // mounts must be below it: the checkouts
 	Binary       string   `json:"binary"`           // of kbnode on the node
 	Runner       string   `json:"runner,omitempty"` // what containers get in place of Binary; see Program
 	DockerSocket string   `json:"docker_socket"`
 	Socket       string   `json:"socket"` // where systemd listens for the slot's jobs
+}
+
+// Hooks are programs of root's that run on the node for a slot, and get nothing of a job.
+type Hooks struct {
+	Prolog       string `json:"prolog,omitempty"` // before a job's container is made; "" for none
+	Epilog       string `json:"epilog,omitempty"` // after it was removed; "" for none
+	LimitSeconds int64  `json:"limit_seconds"`    // of each
+	Node         string `json:"node"`             // what the machine is called
 }
 
 // PolicyGPU is a GPU of a slot, or a part of one.
@@ -112,6 +123,12 @@ func (b *builder) jobPolicy(s Slot) (JobPolicy, error) {
 	}
 	if b.cfg.Image.Updates() {
 		pol.KeptImage = b.cfg.Image.Name
+	}
+	if b.cfg.Job.Prolog+b.cfg.Job.Epilog != "" {
+		pol.Hooks = &Hooks{Prolog: b.cfg.Job.Prolog, Epilog: b.cfg.Job.Epilog, Node: b.Node}
+		if pol.Hooks.LimitSeconds, err = b.cfg.Job.HookLimit(); err != nil {
+			return JobPolicy{}, fmt.Errorf("job.hook_time_limit: %w", err)
+		}
 	}
 	var names, cdi []string
 	for _, g := range s.GPUs {

@@ -193,3 +193,24 @@ func TestDrainEnds(t *testing.T) {
 	must.Equal(t, []Drain{}, Resume([]Drain{reboot}, 2, "1"))
 	must.Equal(t, []Drain{}, Resume([]Drain{waits}, 2, "2")) // it was rebooted
 }
+
+// TestHooks puts the site's hooks into each slot's policy, and nothing where there are none.
+func TestHooks(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	for name, row := range map[string]struct {
+		job  config.Job
+		want *Hooks
+	}{
+		"none":         {config.Job{HookTimeLimit: "2m"}, nil},
+		"a prolog":     {config.Job{Prolog: "/opt/p"}, &Hooks{Prolog: "/opt/p", LimitSeconds: 60, Node: "box"}},
+		"both, longer": {config.Job{Prolog: "/opt/p", Epilog: "/opt/e", HookTimeLimit: "1m30s"}, &Hooks{Prolog: "/opt/p", Epilog: "/opt/e", LimitSeconds: 90, Node: "box"}},
+	} {
+		p := build(t, inv, config.Config{Queue: "b200", Node: "box", Job: row.job}, nil, false)
+		var got JobPolicy
+		must.Do(t, json.Unmarshal([]byte(fileOf(p, SlotPolicyPath(7))), &got))
+		if diff := cmp.Diff(row.want, got.Hooks); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}

@@ -106,6 +106,12 @@ type Job struct {
 	// ShmSize is /dev/shm of a container, part of the slot's memory. Default:
 	// a quarter of it, 8 GiB at most.
 	ShmSize Size `yaml:"shm_size,omitempty"`
+	// Prolog and Epilog are programs of root's that run on the node before a job's container is made and after it was
+	// removed, by their absolute paths. Default: none.
+	Prolog string `yaml:"prolog,omitempty"`
+	Epilog string `yaml:"epilog,omitempty"`
+	// HookTimeLimit is how long each of the two may take, such as "90s". HookLimit reads it. Default: DefaultHookTimeLimit.
+	HookTimeLimit string `yaml:"hook_time_limit,omitempty"`
 	// Disk is the size of the file system that a slot's checkouts and containers
 	// write to. Default: half of the disk shared evenly, 50 GiB at most.
 	Disk Size `yaml:"disk,omitempty"`
@@ -157,13 +163,14 @@ var NotifyURL = lazy.Regexp(`^(https://[^\s"/]+|http://(localhost|127\.0\.0\.1|\
 
 // What an empty field means.
 const (
-	DefaultEndpoint     = "https://agent-edge.buildkite.com/v3"
-	DefaultDockerSocket = "/var/run/docker.sock"
-	DefaultJobMinutes   = 60
-	DefaultTimeLimit    = "2h"
-	DefaultTasksMax     = 8192
-	DefaultImage        = "ghcr.io/gpu-mode/kernelbot:latest"
-	DefaultKeep         = 1
+	DefaultEndpoint      = "https://agent-edge.buildkite.com/v3"
+	DefaultDockerSocket  = "/var/run/docker.sock"
+	DefaultJobMinutes    = 60
+	DefaultTimeLimit     = "2h"
+	DefaultHookTimeLimit = "1m"
+	DefaultTasksMax      = 8192
+	DefaultImage         = "ghcr.io/gpu-mode/kernelbot:latest"
+	DefaultKeep          = 1
 )
 
 // PollingEndpoint is Buildkite's agent API without streaming job dispatch.
@@ -233,6 +240,7 @@ func (c Config) WithDefaults() Config {
 	}
 	c.Job.MaxMinutes = cmp.Or(c.Job.MaxMinutes, DefaultJobMinutes)
 	c.Job.TimeLimit = cmp.Or(c.Job.TimeLimit, DefaultTimeLimit)
+	c.Job.HookTimeLimit = cmp.Or(c.Job.HookTimeLimit, DefaultHookTimeLimit)
 	c.Job.TasksMax = cmp.Or(c.Job.TasksMax, DefaultTasksMax)
 	c.Job.Profile = cmp.Or(c.Job.Profile, ProfileCompatible)
 	c.Job.Network = cmp.Or(c.Job.Network, map[string]string{ProfileStrict: NetworkNone}[c.Job.Profile])

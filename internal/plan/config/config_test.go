@@ -65,6 +65,8 @@ var parseCases = []struct {
 	{name: "patterns that are no list", text: "job: {allowed_images: ^a$}\n", err: `"^a$" is not a list; write one such as [a, b]`},
 	{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
 	{name: "a time limit without a unit", text: "job: {time_limit: 7200}\n", err: `f.yaml:1: job.time_limit: "7200" is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or none`},
+	{name: "a hook by its name", text: "job:\n  prolog: slot-prolog\n", err: `f.yaml:2: job.prolog: "slot-prolog" is not a plain absolute path; write one such as /usr/local/sbin/slot-prolog`},
+	{name: "hooks without an end", text: "job: {hook_time_limit: none}\n", err: `f.yaml:1: job.hook_time_limit: "none" is not a time limit of a hook; write one from 1s to 10m, such as 90s`},
 	{name: "clocks in MHz", text: "hygiene: {clocks: 1410}\n", want: Config{Hygiene: Hygiene{Clocks: "1410"}}},
 	{name: "clocks by another word", text: "hygiene:\n  clocks: max\n", err: `f.yaml:2: hygiene.clocks: "max" is not a clock setting; write default, base or a number of MHz such as 1410`},
 	{name: "clocks in GHz", text: "hygiene: {clocks: 1.4}\n", err: `"1.4" is not a clock setting`},

@@ -176,16 +176,37 @@ func (j Job) Limit() (seconds int64, err error) {
 	case "", NoLimit, "0":
 		return 0, nil
 	}
-	if parts := limitForm().FindStringSubmatch(j.TimeLimit); parts != nil {
-		for i, unit := range []int64{3600, 60, 1} {
-			if part := parts[i+1]; part != "" {
-				n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // limitForm matches only digits
-				seconds += n * unit
-			}
-		}
-	}
+	seconds = parseSeconds(j.TimeLimit)
 	if seconds < 60 || seconds > maxLimit {
 		return 0, fmt.Errorf("%q is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or %s", j.TimeLimit, NoLimit)
 	}
 	return seconds, nil
+}
+
+// MaxHookSeconds is the longest time limit of a prolog or epilog.
+const MaxHookSeconds = 600
+
+// HookLimit returns how long a prolog or epilog may take, in seconds.
+func (j Job) HookLimit() (seconds int64, err error) {
+	limit := cmp.Or(j.HookTimeLimit, DefaultHookTimeLimit)
+	seconds = parseSeconds(limit)
+	if seconds < 1 || seconds > MaxHookSeconds {
+		return 0, fmt.Errorf("%.60q is not a time limit of a hook; write one from 1s to 10m, such as 90s", limit)
+	}
+	return seconds, nil
+}
+
+// parseSeconds reads a time in the form of limitForm; 0 if it has another.
+func parseSeconds(limit string) (seconds int64) {
+	parts := limitForm().FindStringSubmatch(limit)
+	if parts == nil {
+		return 0
+	}
+	for i, unit := range []int64{3600, 60, 1} {
+		if part := parts[i+1]; part != "" {
+			n, _ := strconv.ParseInt(part[:len(part)-1], 10, 64) // limitForm matches only digits
+			seconds += n * unit
+		}
+	}
+	return seconds
 }

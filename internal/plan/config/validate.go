@@ -28,8 +28,10 @@ var (
 	networkForm  = lazy.Regexp(`^(` + NetworkBridge + `|` + NetworkInternet + `|` + NetworkNone + `)$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
 	registryForm = lazy.Regexp(`^[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?$`)
-	webhookForm  = lazy.Regexp(`^/[^\s"]+$|` + NotifyURL().String())
-	imageForm    = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
+	// hookForm has no characters that a shell or systemd takes apart, and leads through no . or ..
+	hookForm    = lazy.Regexp(`^(/\.?[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+$`)
+	webhookForm = lazy.Regexp(`^/[^\s"]+$|` + NotifyURL().String())
+	imageForm   = lazy.Regexp(`^([a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?|[a-z0-9][a-z0-9._-]*)(/[a-z0-9][a-z0-9._-]*)*:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 )
 
 // QueueForm is the name of a queue. It has no character that is special to YAML, Buildkite's interpolation or a shell.
@@ -37,6 +39,9 @@ var QueueForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 // QueueFields are the names that a queue template may use.
 var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
+
+// maxHookPath bounds the path of a hook, in characters.
+const maxHookPath = 255
 
 // ownTags are the agent tags that kbnode sets itself.
 var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit", "out-of-service"}
@@ -153,6 +158,14 @@ func validateJob(j Job, bad func(key, format string, args ...any)) {
 	validatePatterns("job.allowed_images", j.AllowedImages, bad)
 	if _, err := j.Limit(); err != nil {
 		bad("job.time_limit", "%v", err)
+	}
+	if _, err := j.HookLimit(); err != nil {
+		bad("job.hook_time_limit", "%v", err)
+	}
+	for key, file := range map[string]string{"job.prolog": j.Prolog, "job.epilog": j.Epilog} {
+		if file != "" && (len(file) > maxHookPath || !hookForm().MatchString(file)) {
+			bad(key, "%.200q is not a plain absolute path; write one such as /usr/local/sbin/slot-prolog, of letters, digits, '.', '-', '_' and '+'", file)
+		}
 	}
 	if j.TasksMax > 0 && j.TasksMax < 64 {
 		bad("job.tasks_max", "%d is too few for an agent and a job; write 64 or more", j.TasksMax)
