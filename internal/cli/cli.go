@@ -136,7 +136,7 @@ func newRoot(s term.Streams) *cobra.Command {
 	addGroup(root, "Write kernels", operator.NewEvaluate(s), operator.NewSubmit(s), operator.NewCancel(s))
 	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, plumbing, operator.NewRunner(s), sudo(newReconcile(s)), newVersion(s))
-	root.AddCommand(operator.NewPayload(s), sudo(newDaemon(s)), newClear(), newRunJob(s), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
+	root.AddCommand(operator.NewPayload(s), sudo(newDaemon(s)), newClear(), newRunJob(s), newRunHook(), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
 	for _, cmd := range root.Commands() {
 		cmd.SuggestFor = synonyms[cmd.Name()]
 	}

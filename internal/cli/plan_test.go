@@ -247,3 +247,12 @@ func TestMigrationCommand(t *testing.T) {
 		}
 	}
 }
+
+// TestPlanOfHooks warns of a hook that would not run.
+func TestPlanOfHooks(t *testing.T) {
+	t.Parallel()
+	root := machinetest.B200x8().Dir(t)
+	file := must.Write(t, t.TempDir(), "node.yaml", "queue: b200\njob: {prolog: /usr/local/sbin/slot-prolog}\n")
+	got := kbnode(t, "plan", "--root", root, "--config", file)
+	must.Contain(t, strings.Join(strings.Fields(got.out+got.err), " "), "job.prolog: /usr/local does not exist; put the program there, or name another")
+}

@@ -36,6 +36,9 @@ func reconcileOnce(ctx context.Context, s term.Streams) error {
 	if err := n.Refresh(ctx); err != nil {
 		return err
 	}
+	for _, w := range n.HookWarnings() {
+		s.Warn("%s", w)
+	}
 	host.GPUs = n.Inventory.GPUs
 	result, err := node.Converge(ctx, host.Host, n.Plan)
 	warnChanges(s, result)

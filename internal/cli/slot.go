@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -17,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/job/guard"
 	"github.com/gpu-mode/kbnode/internal/machine/disk"
+	"github.com/gpu-mode/kbnode/internal/machine/hook"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
@@ -80,6 +83,28 @@ func newRunJob(s term.Streams) *cobra.Command {
 			}
 			limitThreads()
 			return guard.Answer(cmd.Context(), pol, client, s.Logger())
+		},
+	}
+	slotFlag(cmd, &k)
+	return cmd
+}
+
+func newRunHook() *cobra.Command {
+	var k int
+	cmd := &cobra.Command{
+		Use:    "run-hook NAME",
+		Short:  "Become a hook of the site (started by its unit)",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if !slices.Contains(hook.Names, args[0]) {
+				return term.Usagef("%q is not a hook of the site; use %s", args[0], strings.Join(hook.Names, " or "))
+			}
+			pol, err := slot.ReadPolicy("/", k)
+			if err != nil {
+				return err
+			}
+			return hook.Exec(pol, args[0])
 		},
 	}
 	slotFlag(cmd, &k)

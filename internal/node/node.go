@@ -187,7 +187,7 @@ func (n *Node) MakePlan() error {
 	if err != nil {
 		return err
 	}
-	p.Warnings = append(append([]string{}, n.Notes...), p.Warnings...)
+	p.Warnings = append(append(append([]string{}, n.Notes...), p.Warnings...), n.HookWarnings()...)
 	n.Plan = p
 	return nil
 }

@@ -91,6 +91,7 @@ func (n *Node) readStatus(ctx context.Context, host *reconcile.Host, journal fun
 		}
 	}
 	st.Warnings = append(st.Warnings, n.ends(state, time.Now())...)
+	st.Warnings = append(st.Warnings, n.HookWarnings()...)
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
 	stored, err := daemon.ReadHealth(n.Root)
 	if err != nil {

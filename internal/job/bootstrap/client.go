@@ -56,8 +56,9 @@ func Check(ctx context.Context, socket string) error {
 const clearAway = 15 * time.Second
 
 const (
-	// endedAway is clearAway after an agent's end, as when the machine goes down, and endedTime is for all of it.
-	endedAway, endedTime = 2 * time.Second, 10 * time.Minute
+	// endedAway is clearAway after an agent's end, as when the machine goes down, and endedTime is for all of it: an epilog may
+	// take ten minutes, and the one before it that was interrupted.
+	endedAway, endedTime = 2 * time.Second, 25 * time.Minute
 	// reportTime is how long a report may take: systemd starts no process while Docker starts.
 	reportTime = time.Minute
 )

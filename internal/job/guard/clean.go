@@ -53,6 +53,13 @@ func (g *guard) clean(ctx context.Context, engine time.Duration) (string, error)
 		if err != nil {
 			return g.parked()
 		}
+		settled, err := g.settleHooks(ctx, true) // before the look at the GPU, which they may use
+		if err != nil {
+			return "", err
+		}
+		if !settled {
+			return g.parked()
+		}
 	}
 	_, err := os.Lstat(filepath.Join(g.runDir(), slot.ParkedDir, gpuName+".json"))
 	busy, patience := err == nil, gpuTime

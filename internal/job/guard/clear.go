@@ -82,7 +82,11 @@ func (g *guard) sweepOnce(ctx context.Context) error {
 	if err := ignoreAbsent(os.Remove(filepath.Join(g.runDir(), plan.TokenName))); err != nil {
 		g.log.Warn("token left behind", "err", err)
 	}
-	return g.sweep(ctx, retryTime)
+	if err := g.sweep(ctx, retryTime); err != nil {
+		return err
+	}
+	_, err = g.settleHooks(ctx, false)
+	return err
 }
 
 func (g *guard) clearOnce(ctx context.Context) (parked string, err error) {

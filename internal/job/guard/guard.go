@@ -50,6 +50,7 @@ type guard struct {
 	procs      slotProcs
 	gpu        gpuWatches
 	noise      noise.Config
+	hooks      siteHooks
 	token      func() (string, error)      // with which agents register
 	remove     func(context.Context) error // removes the slot's containers
 	tidy       func() error                // removes its checkouts
@@ -86,7 +87,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		mirrors:    nodeMirrors,
 		engineTime: engineTime,
 		stopGrace:  stopGrace,
-		handover:   handover,
+		handover:   handoverOf(p),
 		uid:        uid,
 		gid:        gid,
 		jobUID:     plan.JobUID(p.Slot),
@@ -96,6 +97,7 @@ func newGuard(p plan.JobPolicy, uid, gid int, cgroupRoot string, engine *docker.
 		procs:      procs,
 		gpu:        newGPUWatches(p, procs, log),
 		noise:      noiseConfig(p, procs),
+		hooks:      newHooks(),
 		token:      func() (string, error) { return agent.ReadToken(plan.TokenPath) },
 		signal:     signalHolder,
 	}

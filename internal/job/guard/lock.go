@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
@@ -71,6 +72,14 @@ const (
 	// lockPoll is the time between two tries.
 	lockPoll = 50 * time.Millisecond
 )
+
+// handoverOf is handover for a slot whose clearing may run hooks.
+func handoverOf(p plan.JobPolicy) time.Duration {
+	if p.Hooks == nil {
+		return handover
+	}
+	return handover + 2*time.Duration(p.Hooks.LimitSeconds)*time.Second
+}
 
 // errBusy means that the slot is not free for a job of root's.
 var errBusy = errors.New("the slot has a job, which goes first")

@@ -90,6 +90,12 @@ func (g *guard) run(ctx context.Context, r *jobRun) (slot.Outcome, error) {
 	if r.spec.Kind == job.KindUpload {
 		return r.givePipeline()
 	}
+	if r.root { // whose jobs no clearing follows
+		defer g.epilogOfRoot(ctx)
+	}
+	if err := g.prolog(ctx, r.root); err != nil {
+		return slot.Outcome{}, because(ctx, err)
+	}
 	r.record = g.record(r.root)
 	c, err := g.launch(ctx, r)
 	if err != nil {

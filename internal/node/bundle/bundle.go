@@ -62,7 +62,7 @@ func parts(m *doctor.Machine) []Part {
 		}})
 	}
 	for name, args := range map[string][]string{
-		"journal/kbnode.txt": {"journalctl", "--no-pager", "-o", "short-iso", "-n", "5000", "-u", "kbnode*"},
+		"journal/kbnode.txt": {"journalctl", "--no-pager", "-o", "short-iso", "-n", "5000", "-u", ownUnits[0], "-u", ownUnits[1], "-u", ownUnits[2]},
 		"journal/agents.txt": {"journalctl", "--no-pager", "-o", "short-iso", "-n", "5000", "-u", "buildkite-agent-gpu*"},
 		"journal/docker.txt": {"journalctl", "--no-pager", "-o", "short-iso", "-n", "1000", "-u", "docker", "-u", "containerd"},
 		"journal/kernel.txt": {"journalctl", "--no-pager", "-o", "short-iso", "-k", "-b", "-n", "5000"},
@@ -72,6 +72,9 @@ func parts(m *doctor.Machine) []Part {
 	}
 	return all
 }
+
+// ownUnits are kbnode's own units, as patterns, without those of the site's hooks, which may print secrets.
+var ownUnits = [3]string{plan.NodeService, "kbnode-i*", "kbnode-job-*"}
 
 func printed(ctx context.Context, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, partTime)

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -146,5 +148,23 @@ func TestCreate(t *testing.T) {
 	must.Do(t, os.Symlink("/nowhere", link))
 	if _, err := Create(link); err == nil {
 		t.Error("a link was followed")
+	}
+}
+
+// TestOwnUnits keeps what the site's hooks print out of the archive.
+func TestOwnUnits(t *testing.T) {
+	t.Parallel()
+	for unit, want := range map[string]bool{
+		plan.NodeService: true, plan.JobSocket(3): true, "kbnode-job-gpu3@7-1-0.service": true, "kbnode-image.service": true, plan.InstallService: true,
+		plan.HookUnit("prolog", 3): false, plan.HookUnit("epilog", 3): false,
+	} {
+		got := slices.ContainsFunc(ownUnits[:], func(pattern string) bool {
+			matched, err := path.Match(pattern, unit)
+			must.Do(t, err)
+			return matched
+		})
+		if got != want {
+			t.Errorf("%s: %t", unit, got)
+		}
 	}
 }

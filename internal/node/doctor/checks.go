@@ -74,6 +74,7 @@ var checks = []struct {
 		{ID: "slot-limits", Worst: Fail, Needs: []string{"state"}, Run: slotLimits},
 		{ID: "slot-disk", Worst: Fail, Needs: []string{"state"}, Run: slotDisk},
 		{ID: "slot-parked", Worst: Fail, Needs: []string{"state"}, Run: slotParked},
+		{ID: "slot-hooks", Bare: true, Worst: Fail, Needs: []string{"config"}, Run: slotHooks},
 		{ID: "slot-gpu-processes", Worst: Fail, Needs: []string{"plan"}, Bare: true, Run: slotGPUProcesses},
 		{ID: "container", Worst: Fail, Slow: true, Needs: []string{"state", "docker-engine", "slot-limits", "slot-disk"}, Limit: 45 * time.Second, Run: slotsContainer},
 	}},

@@ -54,7 +54,7 @@ func nodePlan(_ context.Context, m *Machine) Answer {
 	all := []Finding{ok("%d slots", len(p.Slots))}
 	for _, w := range p.Warnings {
 		parked := slices.ContainsFunc(p.Slots, func(s plan.Slot) bool { return s.Parked != "" && w == s.ParkedWarning() })
-		if !parked { // slot-parked reports it
+		if !parked && !m.ofHooks(w) { // slot-parked and slot-hooks report it
 			all = append(all, warn("%s", w).Advise("%s", planAdvice))
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/node/selftest"
 	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -104,6 +105,16 @@ func TestSlotState(t *testing.T) {
 		{"by what a job left", "slot-parked", node(nil), map[string]string{"/run/kbnode/gpu1/parked/gpu.json": `{"reason":"GPU-1 is held by process 7, which does not exit; reboot","since":"2026-11-21T10:00:00Z"}`},
 			"fail: GPU-1 is held by process 7, which does not exit; reboot", ""},
 		{"because of its GPU", "slot-parked", node(func(f *fake) { f.plan.Slots[1].Parked = "GPU 1 is missing" }), nil, "warn: it takes no jobs because of its GPU", ""},
+	})
+	prolog := func(file string) *fake {
+		return node(func(f *fake) { f.cfg = &config.Config{Job: config.Job{Prolog: file}} })
+	}
+	files := map[string]string{"/usr/local/sbin/prolog": "#!/bin/sh"}
+	play(t, []scene{
+		{"none", "slot-hooks", node(nil), nil, "skip: the configuration has none (job.prolog, job.epilog)", ""},
+		{"no program", "slot-hooks", prolog("/usr/local/sbin/prolog"), files, "fail: job.prolog: /usr/local/sbin/prolog is not executable", "chmod u+x /usr/local/sbin/prolog"},
+		{"not there", "slot-hooks", prolog("/usr/local/sbin/epilog"), files, "fail: job.prolog: /usr/local/sbin/epilog does not exist; put the program there, or name another", ""},
+		{"in no directory", "slot-hooks", prolog("/usr/local/sbin/prolog/x"), files, "fail: job.prolog: /usr/local/sbin/prolog is not a directory; name a program by its path", ""},
 	})
 	// Only a file system can be full, and no directory of a test is one.
 	full := diskState{bytes: 1, mount: host.Mount{Device: "7:0"}, home: host.Mount{Device: "7:0"}, use: unix.Statfs_t{Blocks: 100, Bavail: 9, Files: 100, Ffree: 50}}
@@ -236,6 +247,7 @@ func TestNodeChecks(t *testing.T) {
 		{"a configuration that is none", "config", &fake{err: errors.New("line 2: unknown key\nline 3: no number")}, nil, "fail: line 2: unknown key; line 3: no number", ""},
 		{"a machine that cannot be split", "plan", &fake{err: errors.New("no GPU")}, nil, "fail: no GPU", ""},
 		{"a slot without its GPU", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{Name: "gpu0", Parked: "lost"}}, Warnings: []string{"slot gpu0 is parked: lost"}}}, nil, "ok: 1 slots", ""},
+		{"a hook that slot-hooks reports", "plan", &fake{cfg: &config.Config{Job: config.Job{Epilog: "/etc/epilog"}}, inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{}}, Warnings: []string{"job.epilog: /etc does not exist; put the program there, or name another"}}}, nil, "ok: 1 slots", ""},
 		{"a warning of the plan", "plan", &fake{inv: &inventory.Inventory{}, plan: &plan.Plan{Slots: []plan.Slot{{}}, Warnings: []string{"few CPUs"}}}, nil, "warn: few CPUs", ""},
 		{"a machine that cannot be read", "inventory", &fake{err: errors.New("no /proc")}, nil, "fail: no /proc", ""},
 		{"a machine that was read", "inventory", &fake{inv: &inventory.Inventory{OS: inventory.OS{PrettyName: "Debian"}, Kernel: "6.12"}}, nil, "ok: Debian, 6.12, 0 CPUs, 0 GPUs", ""},
