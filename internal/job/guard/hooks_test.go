@@ -81,12 +81,12 @@ func newSiteRig(t *testing.T) *siteRig {
 	t.Helper()
 	r := &siteRig{newSlotRig(t), newSite()}
 	r.policy.Hooks = &plan.Hooks{Prolog: "/opt/p", Epilog: "/opt/e", LimitSeconds: 60, Node: "box"}
-	r.guard.hooks = r.site.hooks()
+	r.guard.hooks = r.hooks()
 	return r
 }
 
 // next is the next process of the slot.
-func (r *siteRig) next() { r.guard.hooks = r.site.hooks() }
+func (r *siteRig) next() { r.guard.hooks = r.hooks() }
 
 // job runs the hooks of a job that has begun, in a process of its own, and kills it there.
 func (r *siteRig) job(ctx context.Context) (string, error) {

@@ -89,7 +89,7 @@ func TestProgram(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			row.bus.fakeBus.result = "done"
+			row.bus.result = "done"
 			bus := row.bus.serves()
 			b, err := connect(bus.dial)
 			must.Do(t, err)
@@ -104,7 +104,7 @@ func TestProgram(t *testing.T) {
 func TestProgramCanceled(t *testing.T) {
 	t.Parallel()
 	bus := (&programBus{states: []string{"activating"}}).serves()
-	bus.fakeBus.result = "done"
+	bus.result = "done"
 	b, err := connect(bus.dial)
 	must.Do(t, err)
 	defer b.Close()
@@ -121,7 +121,7 @@ func TestProgramCanceled(t *testing.T) {
 func TestProgramUnit(t *testing.T) {
 	t.Parallel()
 	bus := (&programBus{states: []string{"active"}}).serves()
-	bus.fakeBus.result = "done"
+	bus.result = "done"
 	b, err := connect(bus.dial)
 	must.Do(t, err)
 	defer b.Close()
