@@ -11,8 +11,9 @@ import (
 	report "github.com/gpu-mode/kbnode/internal/plan/nvml"
 )
 
-// readGPU reads everything about the GPU with this NVML index.
-func readGPU(index int) report.GPU {
+// readGPU reads everything about the GPU with this NVML index. It calls begun when the address
+// is known.
+func readGPU(index int, begun func(pci string)) report.GPU {
 	g := report.GPU{Index: index}
 	h, ret := nvml.DeviceGetHandleByIndex(index)
 	d := &device{Device: h, out: &g}
@@ -20,6 +21,8 @@ func readGPU(index int) report.GPU {
 		d.fail("nvmlDeviceGetHandleByIndex", ret)
 		return g
 	}
+	d.address()
+	begun(g.PCI)
 	d.identity()
 	d.modes()
 	d.errors()
@@ -53,9 +56,9 @@ func readUse(uuid string) report.GPU {
 	return g
 }
 
-func (d *device) identity() {
+// address comes first: the driver stores it, and it names even a lost GPU.
+func (d *device) address() {
 	g := d.out
-	// The address first: the driver stores it, and it names even a lost GPU.
 	if pci, ret := d.GetPciInfo(); ret == nvml.SUCCESS {
 		// Bus and Device lack the function, which is always 0 for a GPU.
 		g.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
@@ -63,6 +66,10 @@ func (d *device) identity() {
 	} else {
 		d.fail("nvmlDeviceGetPciInfo", ret)
 	}
+}
+
+func (d *device) identity() {
+	g := d.out
 	g.UUID = need(d, "nvmlDeviceGetUUID", d.GetUUID)
 	g.Name = need(d, "nvmlDeviceGetName", d.GetName)
 	g.Minor = ask(d, "nvmlDeviceGetMinorNumber", d.GetMinorNumber)

@@ -1,8 +1,9 @@
 //go:build cgo && linux
 
-// Command kbnode-nvml prints NVML's report about this machine's GPUs as one JSON object and
-// exits. It changes nothing and keeps no handle: an open one blocks driver upgrades and GPU
-// resets. With the UUID of a GPU as its argument it reads only what uses that GPU.
+// Command kbnode-nvml prints NVML's report about this machine's GPUs as JSON and exits: a line
+// about the machine, and lines about each GPU as it reads them (report.Line). It changes
+// nothing and keeps no handle: an open one blocks driver upgrades and GPU resets. With the
+// UUID of a GPU as its argument it reads only what uses that GPU.
 // `kbnode-nvml sample` and `set` are the exceptions: the first samples one GPU while its
 // input is open, the second changes one setting of one GPU.
 //
@@ -26,17 +27,18 @@ import (
 const library = "libnvidia-ml.so.1"
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "sample" {
-		os.Exit(sample(os.Args[2:]))
+	args := os.Args[1:]
+	switch {
+	case len(args) == 0:
+		os.Exit(all(nil))
+	case args[0] == "all":
+		os.Exit(all(args[1:]))
+	case args[0] == "sample":
+		os.Exit(sample(args[1:]))
+	case args[0] == "set":
+		os.Exit(set(args[1:]))
 	}
-	if len(os.Args) > 1 && os.Args[1] == "set" {
-		os.Exit(set(os.Args[2:]))
-	}
-	uuid := ""
-	if len(os.Args) > 1 {
-		uuid = os.Args[1]
-	}
-	os.Exit(show(read(uuid)))
+	os.Exit(show(use(args[0])))
 }
 
 // show prints a report and returns the exit status.
@@ -53,35 +55,14 @@ func show(r *report.Report) int {
 	return 0
 }
 
-// read makes the full report, or the one on what uses the GPU with this UUID.
-func read(uuid string) *report.Report {
+// use makes the report on what uses the GPU with this UUID.
+func use(uuid string) *report.Report {
 	r := &report.Report{Schema: report.Schema, GPUs: []report.GPU{}}
-	if !initialize(r) {
-		return r
-	}
-	defer func() { _ = nvml.Shutdown() }() // the process ends anyway
-
-	if uuid != "" {
+	if initialize(r) {
+		defer func() { _ = nvml.Shutdown() }() // the process ends anyway
 		r.OK = true
 		r.Driver, _ = nvml.SystemGetDriverVersion()
 		r.GPUs = append(r.GPUs, readUse(uuid))
-		return r
-	}
-	count, ret := nvml.DeviceGetCount()
-	if ret != nvml.SUCCESS {
-		r.Code, r.Error = int(ret), "count the GPUs: "+ret.String()
-		return r
-	}
-	r.OK = true
-	r.Driver, _ = nvml.SystemGetDriverVersion()
-	r.NVML, _ = nvml.SystemGetNVMLVersion()
-	if has("nvmlSystemGetCudaDriverVersion_v2") {
-		if v, ret := nvml.SystemGetCudaDriverVersion_v2(); ret == nvml.SUCCESS {
-			r.CUDA = fmt.Sprintf("%d.%d", v/1000, v%1000/10)
-		}
-	}
-	for i := range count {
-		r.GPUs = append(r.GPUs, readGPU(i))
 	}
 	return r
 }

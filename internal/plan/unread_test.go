@@ -73,6 +73,20 @@ func nvmlGPU(change func(gpu map[string]any)) func(m tree) func() {
 	}
 }
 
+// hang has the driver hang on the first GPU, before or after NVML tells its address.
+func hang(address bool) func(m tree) func() {
+	return func(m tree) func() {
+		return m.edit("kbnode/nvml.json", func(v map[string]any) {
+			gpus := v["gpus"].([]any)
+			hung := map[string]any{"index": object(gpus[0])["index"]}
+			if address {
+				hung["pci"] = object(gpus[0])["pci"]
+			}
+			v["gpus"], v["hung"] = gpus[1:], []any{hung}
+		})
+	}
+}
+
 // TestUnread takes one fact after another from machines that are nodes. What cannot be
 // read stays as last planned: nothing changes, and a warning says so. A machine that is
 // not a node yet is refused if the fact is essential (first), and planned otherwise.
@@ -119,7 +133,9 @@ func TestUnread(t *testing.T) {
 				maps.Copy(v, map[string]any{"schema": 1, "ok": false, "code": 10, "error": "Timeout", "gpus": []any{}})
 			})
 		}, "nvml: could not be read", undivided},
-		"NVML's report": {file("kbnode/nvml.json"), "nvml: could not be read", undivided},
+		"NVML's report":                          {file("kbnode/nvml.json"), "nvml: could not be read", undivided},
+		"one GPU that hangs":                     {hang(true), "gpu 0000:1b:00.0: could not be read", undivided},
+		"one GPU that hangs, before its address": {hang(false), "gpu 0000:1b:00.0: could not be read", undivided},
 		"the MIG mode of one GPU": {nvmlGPU(func(g map[string]any) {
 			delete(g, "mig_mode")
 			delete(g, "mig")

@@ -128,12 +128,15 @@ static nvmlReturn_t optional(int gpu, const char *key, long long otherwise, long
 	return NVML_SUCCESS;
 }
 
-static void hang(long long seconds)
+// Hangs for the seconds that a key says, or until the file says fewer.
+static void hang(int gpu, const char *key, long long otherwise)
 {
-	// Go's runtime interrupts sleeps with its signals.
-	struct timespec left = { .tv_sec = seconds };
-	while (left.tv_sec > 0 && nanosleep(&left, &left))
-		;
+	struct timespec begun, now, pause = { .tv_nsec = 20000000 };
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	for (now = begun; now.tv_sec - begun.tv_sec < number(gpu, key, otherwise); clock_gettime(CLOCK_MONOTONIC, &now)) {
+		nanosleep(&pause, NULL);
+		reload();
+	}
 }
 
 // What a call to fn about this GPU has to fail with, after it hung.
@@ -142,7 +145,7 @@ static nvmlReturn_t broken(int gpu, const char *fn)
 	char key[120];
 	reload();
 	snprintf(key, sizeof key, "hang.%s", fn);
-	hang(number(gpu, key, 0));
+	hang(gpu, key, 0);
 	snprintf(key, sizeof key, "fail.%s", fn);
 	long long code = number(gpu, key, 0);
 	return code ? code : number(gpu, "error", 0);
@@ -194,9 +197,9 @@ CALL nvmlInit_v2(void)
 {
 	load();
 #ifdef HANG
-	hang(number(-1, "hang", 3600));
+	hang(-1, "hang", 3600);
 #else
-	hang(number(-1, "hang", 0));
+	hang(-1, "hang", 0);
 #endif
 	if (number(-1, "crash", 0))
 		abort();
@@ -261,7 +264,7 @@ CALL nvmlDeviceGetHandleByIndex_v2(unsigned int i, nvmlDevice_t *device)
 	if (i >= gpus())
 		return NVML_ERROR_INVALID_ARGUMENT;
 	device->handle = &whole[i];
-	hang(number(i, "hang_gpu", 0));
+	hang(i, "hang_gpu", 0);
 	return number(i, "handle", 0);
 }
 

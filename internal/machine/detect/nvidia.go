@@ -25,10 +25,13 @@ func readNVIDIA(ctx context.Context, t tree) ([]inventory.GPU, *inventory.NVIDIA
 	return nvidiaGPUs(t, report, err)
 }
 
+// silence is of this machine's GPUs, for as long as this process runs.
+var silence probe.Silence
+
 // askNVML returns NVML's report about this machine, or the one in a captured tree; nil in other trees.
 func askNVML(ctx context.Context, t tree) (*nvml.Report, error) {
 	if t.live() {
-		return probe.Run(ctx, probe.Options{})
+		return probe.Run(ctx, probe.Options{Silence: &silence})
 	}
 	text, err := t.read(nvmlPath)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,6 +91,9 @@ func nvidiaGPUs(t tree, report *nvml.Report, refusal error) ([]inventory.GPU, *i
 	for _, g := range gpus {
 		if g.Error != "" {
 			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: g.Error})
+		}
+		if answered && g.Unread {
+			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: "the driver does not answer for it"})
 		}
 		if g.NVML != nil && len(g.NVML.Unread) > 0 {
 			problems = append(problems, inventory.Problem{Subject: inventory.GPUSubject(g.PCI), Detail: printable(strings.Join(g.NVML.Unread, "; "))})
@@ -149,14 +155,14 @@ func withoutNVML(t tree, nv *inventory.NVIDIA, devices map[string]nvidiaDevice) 
 func joinNVML(t tree, report *nvml.Report, devices map[string]nvidiaDevice) ([]inventory.GPU, []inventory.Problem) {
 	var gpus []inventory.GPU
 	var problems []inventory.Problem
-	var nameless []nvml.GPU
+	var nameless []unnamed
 	missing := maps.Clone(devices)
 	listed := map[string]bool{}
 	for _, n := range report.GPUs {
 		pci, ok := inventory.PCIAddress(n.PCI)
 		switch {
 		case !ok && n.PCI == "" && n.Error != "":
-			nameless = append(nameless, n)
+			nameless = append(nameless, unnamed{n.Index, &n})
 			continue
 		case !ok || listed[pci]:
 			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("GPU %d has the unusable PCI address %q", n.Index, printable(n.PCI))})
@@ -170,27 +176,71 @@ func joinNVML(t tree, report *nvml.Report, devices map[string]nvidiaDevice) ([]i
 		}
 		gpus = append(gpus, nvmlGPU(d, n))
 	}
-	// NVML numbers GPUs by address. If there are as many devices without an entry as
-	// entries without an address, they are the same GPUs in the same order.
+	for _, h := range report.Hung {
+		pci, ok := inventory.PCIAddress(h.PCI)
+		if !ok || listed[pci] {
+			nameless = append(nameless, unnamed{index: h.Index})
+			continue
+		}
+		listed[pci] = true
+		delete(missing, pci)
+		d, ok := devices[pci]
+		if !ok {
+			d = nvidiaAt(t, pci, pciDir+"/"+pci)
+		}
+		gpus = append(gpus, hungGPU(d, h.Index))
+	}
+	more, faults := joinNameless(missing, nameless)
+	return append(gpus, more...), append(problems, faults...)
+}
+
+// joinNameless returns the devices that no address in NVML's report is of. NVML numbers GPUs by address: if there are as
+// many entries without an address, they are the same GPUs in the same order. Else a device may be one that hangs, if there is any.
+func joinNameless(missing map[string]nvidiaDevice, nameless []unnamed) (gpus []inventory.GPU, problems []inventory.Problem) {
+	slices.SortFunc(nameless, func(a, b unnamed) int { return a.index - b.index })
 	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.PCI, b.PCI) })
+	same := len(nameless) == len(lost)
+	hung := slices.ContainsFunc(nameless, func(n unnamed) bool { return n.broken == nil })
 	for i, d := range lost {
 		g := d.gpu()
 		switch {
 		case g.Error != "":
-		case len(nameless) == len(lost):
-			g = nvmlGPU(d, nameless[i])
+		case same && nameless[i].broken != nil:
+			g = nvmlGPU(d, *nameless[i].broken)
+			g.Healthy = false
+		case same:
+			g = hungGPU(d, nameless[i].index)
+		case hung:
+			g = hungGPU(d, -1)
 		default:
 			g.Error = "NVML does not list it; it may have fallen off the bus"
 		}
-		g.Healthy = false
 		gpus = append(gpus, g)
 	}
-	if len(nameless) != len(lost) {
-		for _, n := range nameless {
-			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("GPU %d: %s", n.Index, printable(n.Error))})
+	for _, n := range nameless {
+		switch {
+		case same:
+		case n.broken != nil:
+			problems = append(problems, inventory.Problem{Subject: inventory.SubjectNVML, Detail: fmt.Sprintf("GPU %d: %s", n.index, printable(n.broken.Error))})
+		default:
+			problems = append(problems, inventory.Problem{Subject: inventory.SubjectGPUs, Detail: fmt.Sprintf("the driver does not answer for GPU %d, not even with its address", n.index)})
 		}
 	}
 	return gpus, problems
+}
+
+// unnamed is a GPU whose address NVML does not tell.
+type unnamed struct {
+	index  int
+	broken *nvml.GPU // nil if the driver does not answer for it
+}
+
+// hungGPU returns a GPU for which the driver does not answer, according to files. It may be well: what is known of it stays.
+func hungGPU(d nvidiaDevice, index int) inventory.GPU {
+	g := d.gpu()
+	g.Index, g.Healthy = index, g.Error == ""
+	g.Unread = g.Healthy
+	return g
 }
 
 // nvmlGPU combines NVML's report n and the files' data d about a GPU.

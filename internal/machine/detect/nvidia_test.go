@@ -299,6 +299,62 @@ healthy 0000:1b:00.0 GPU-2 [NVIDIA GB200]  node -1/-1 minor -1
 	}
 }
 
+// TestHungGPUs places GPUs for which the driver does not answer: they are unread, not lost, and what is lost stays lost
+// unless it may be one of them.
+func TestHungGPUs(t *testing.T) {
+	t.Parallel()
+	const a, b, c = "0000:1a:00.0", "0000:3b:00.0", "0000:9a:00.0"
+	read := func(i int, pci string) nvml.GPU {
+		return nvml.GPU{Index: i, PCI: pci, UUID: fmt.Sprintf("GPU-%d", i), Name: "NVIDIA B200"}
+	}
+	broken := func(i int) nvml.GPU { return nvml.GPU{Index: i, Error: "GPU is lost", Code: nvml.CodeLost} }
+	all := pciGPU(a, "2901", "0") + pciGPU(b, "2901", "0") + pciGPU(c, "2901", "1") + procDriver
+	for _, row := range []struct {
+		name, files string
+		gpus        []nvml.GPU
+		hung        []nvml.Hung
+		want        string // of each GPU: its index, and what is known of it
+		unread      string // subjects
+	}{
+		{"with its address", all, []nvml.GPU{read(0, a), read(2, c)}, []nvml.Hung{{Index: 1, PCI: b}}, "0 read, 1 unread, 2 read", "gpu " + b},
+		{"without", all, []nvml.GPU{read(0, a), read(2, c)}, []nvml.Hung{{Index: 1}}, "0 read, 1 unread, 2 read", "gpu " + b},
+		{"two without", all, []nvml.GPU{read(1, b)}, []nvml.Hung{{Index: 0}, {Index: 2}}, "0 unread, 1 read, 2 unread", "gpu " + a + ", gpu " + c},
+		{"with its address, another is lost", all, []nvml.GPU{read(0, a), broken(2)}, []nvml.Hung{{Index: 1, PCI: b}}, "0 read, 1 unread, 2 broken", "gpu " + b},
+		{"without, another is lost", all, []nvml.GPU{read(0, a), broken(2)}, []nvml.Hung{{Index: 1}}, "0 read, 1 unread, 2 broken", "gpu " + b},
+		{"without, another is not listed", all, []nvml.GPU{read(0, a)}, []nvml.Hung{{Index: 1}}, "0 read, -1 unread, -1 unread", "gpus, gpu " + b + ", gpu " + c},
+		{"with its address, another is not listed", all, []nvml.GPU{read(0, a)}, []nvml.Hung{{Index: 1, PCI: b}}, "0 read, 1 unread, -1 broken", "gpu " + b},
+		{
+			"another has another driver", strings.Replace(all, "DRIVER=nvidia", "DRIVER=vfio-pci", 1), []nvml.GPU{read(1, c)}, []nvml.Hung{{Index: 0}},
+			"-1 broken, -1 unread, 1 read", "gpus, gpu " + b,
+		},
+		{"no file has it", procDriver, []nvml.GPU{read(0, a)}, []nvml.Hung{{Index: 1}}, "0 read", "gpus"},
+		{"another vendor's address", procDriver, nil, []nvml.Hung{{Index: 0, PCI: a}}, "0 unread", "gpu " + a},
+		{"the address of another", all, []nvml.GPU{read(0, a), read(2, c)}, []nvml.Hung{{Index: 1, PCI: a}}, "0 read, 1 unread, 2 read", "gpu " + b},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			report := &nvml.Report{Schema: nvml.Schema, OK: true, GPUs: row.gpus, Hung: row.hung}
+			gpus, nv, problems := nvidiaGPUs(nvidiaTree(t, row.files), report, nil)
+			var got []string
+			for _, g := range gpus {
+				is := "read"
+				switch {
+				case g.Unread && g.Healthy && g.NVML == nil:
+					is = "unread"
+				case !g.Healthy && !g.Unread:
+					is = "broken"
+				}
+				got = append(got, fmt.Sprintf("%d %s", g.Index, is))
+			}
+			must.Equal(t, row.want, strings.Join(got, ", "))
+			inv := &inventory.Inventory{GPUs: gpus, Problems: problems}
+			addUnread(inv, nil)
+			must.Equal(t, row.unread, strings.Join(inv.Unread, ", "))
+			must.Equal(t, "", nv.NVMLError)
+		})
+	}
+}
+
 func TestNVMLFacts(t *testing.T) {
 	t.Parallel()
 	num := func(n int) *int { return &n }

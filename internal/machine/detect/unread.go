@@ -18,9 +18,21 @@ func addUnread(inv *inventory.Inventory, problems []inventory.Problem) {
 			inv.Problems = append(inv.Problems, p)
 		}
 	}
-	silent := slices.ContainsFunc(inv.GPUs, func(g inventory.GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil })
+	silent := func(g inventory.GPU) bool { return g.Vendor == "nvidia" && g.Unread && g.NVML == nil }
+	unread := func(p inventory.Problem) bool {
+		switch p.Subject {
+		case inventory.SubjectCDIFile:
+			return false
+		case inventory.SubjectMemory, inventory.SubjectGPUs:
+			return true
+		case inventory.SubjectNVML:
+			return slices.ContainsFunc(inv.GPUs, silent)
+		}
+		hung := func(g inventory.GPU) bool { return silent(g) && p.Subject == inventory.GPUSubject(g.PCI) }
+		return slices.Contains(problems, p) || slices.ContainsFunc(inv.GPUs, hung)
+	}
 	for _, p := range inv.Problems {
-		if p.Subject != inventory.SubjectCDIFile && !slices.Contains(inv.Unread, p.Subject) && (slices.Contains(problems, p) || p.Subject == inventory.SubjectMemory || p.Subject == inventory.SubjectNVML && silent) {
+		if !slices.Contains(inv.Unread, p.Subject) && unread(p) {
 			inv.Unread = append(inv.Unread, p.Subject)
 		}
 	}

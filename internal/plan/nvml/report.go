@@ -26,7 +26,9 @@ type Report struct {
 	Driver string `json:"driver,omitempty"` // "580.95.05"
 	NVML   string `json:"nvml,omitempty"`   // version of the library
 	CUDA   string `json:"cuda,omitempty"`   // newest CUDA that the driver supports: "13.0"
-	GPUs   []GPU  `json:"gpus"`             // by NVML index
+	GPUs   []GPU  `json:"gpus"`             // those that answer, by NVML index
+	Hung   []Hung `json:"hung,omitempty"`   // those for which the driver does not answer, likewise
+	Count  int    `json:"count,omitempty"`  // of all GPUs, if a Line follows about each; else 0
 }
 
 // Untold is the Error of a GPU whose use was asked for, if NVML answers that it does not tell its processes.

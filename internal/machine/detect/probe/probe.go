@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,7 +24,7 @@ import (
 )
 
 const (
-	timeout   = 20 * time.Second // eight GPUs without persistence take several seconds
+	timeout   = 20 * time.Second // for NVML to start, and for what is asked about one GPU
 	killGrace = 2 * time.Second  // after SIGKILL; a process stuck in a driver does not die
 	maxOutput = 8 << 20
 	maxErrors = 64 << 10
@@ -57,23 +58,26 @@ func (e *Error) Error() string {
 
 // Options change how the probe is run; on a real machine, use the zero value.
 type Options struct {
-	Path    string        // this binary instead of the embedded one
-	Env     []string      // NAME=value, added to the clean environment
-	Timeout time.Duration // 0 means 20 s
-	GPU     string        // query only what uses the GPU with this UUID: its processes and memory
-	set     []string      // change a setting instead: the arguments of kbnode-nvml set
-	runDir  string        // "" means /run/kbnode; for tests
+	Path     string        // this binary instead of the embedded one
+	Env      []string      // NAME=value, added to the clean environment
+	Timeout  time.Duration // 0 means 20 s for one GPU, 30 s for all
+	GPU      string        // query only what uses the GPU with this UUID: its processes and memory
+	Silence  *Silence      // of what Run read before; nil remembers nothing
+	set      []string      // change a setting instead: the arguments of kbnode-nvml set
+	runDir   string        // "" means /run/kbnode; for tests
+	patience time.Duration // 0 means 10 s; for tests
 }
 
 // Run queries NVML about this machine. If NVML cannot start, it returns the report and an
 // *Error. At a time it runs one probe of all GPUs and one of each GPU, machine-wide if it
 // may write /run/kbnode: a GPU that hangs in the driver must not accumulate processes that
-// cannot be killed.
+// cannot be killed. Such a GPU keeps none of the others from being read: see nvml.Report.Hung.
 func Run(ctx context.Context, opts Options) (*nvml.Report, error) {
-	if opts.Timeout <= 0 {
-		opts.Timeout = timeout
-	}
 	opts.runDir = cmp.Or(opts.runDir, runDir)
+	if opts.GPU == "" && opts.set == nil {
+		return sweep(ctx, opts)
+	}
+	opts.Timeout = cmp.Or(max(0, opts.Timeout), timeout)
 	ctx, cancel := context.WithTimeout(ctx, opts.Timeout)
 	defer cancel()
 
@@ -81,14 +85,11 @@ func Run(ctx context.Context, opts Options) (*nvml.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	var args []string
-	switch {
-	case opts.set != nil:
+	args := []string{opts.GPU}
+	if opts.set != nil {
 		args = append([]string{"set"}, opts.set...)
-	case opts.GPU != "":
-		args = []string{opts.GPU}
 	}
-	c := &child{ended: release}
+	c := &child{ended: release, parse: Parse}
 	c.stdout.limit = maxOutput
 	if err := c.start(opts, lock, func(path string) *exec.Cmd {
 		cmd := exec.Command(path, args...)
@@ -106,7 +107,8 @@ type child struct {
 	cmd            *exec.Cmd
 	stdout, stderr bounded
 	exited         chan error
-	ended          func() // called when it is really gone
+	ended          func()                             // called when it is really gone
+	parse          func([]byte) (*nvml.Report, error) // its output
 }
 
 // start runs the command that is made for the probe's path, on a thread of its own, which lives as
@@ -184,7 +186,7 @@ func (c *child) kill() (exit, err error) {
 
 // report parses the output of a probe that has ended.
 func (c *child) report(exit error) (*nvml.Report, error) {
-	if c.stdout.full {
+	if c.stdout.overflowed() {
 		return nil, fmt.Errorf("the NVML probe printed more than %d bytes", maxOutput)
 	}
 	var status *exec.ExitError
@@ -197,7 +199,7 @@ func (c *child) report(exit error) (*nvml.Report, error) {
 	if code != 0 && code != 3 {
 		return nil, fmt.Errorf("the NVML probe crashed: %s", c.lastWords(status))
 	}
-	r, err := Parse(c.stdout.buf.Bytes())
+	r, err := c.parse(c.stdout.bytes())
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +215,7 @@ func (c *child) report(exit error) (*nvml.Report, error) {
 // lastWords returns the first line that a crashed probe wrote, the loader's "symbol lookup
 // error" or Go's name for a signal, and its exit status.
 func (c *child) lastWords(status *exec.ExitError) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(c.stderr.buf.String()), "\n")
+	line, _, _ := strings.Cut(strings.TrimSpace(string(c.stderr.bytes())), "\n")
 	line = strings.ReplaceAll(line, c.cmd.Path+": ", "")
 	if line == "" {
 		return status.Error()
@@ -238,17 +240,37 @@ func Parse(data []byte) (*nvml.Report, error) {
 
 // bounded keeps what is written to it up to a limit. Beyond that it refuses the writer,
 // which closes the pipe and ends the process behind it. The buffer is not embedded: its
-// ReadFrom would bypass the limit.
+// ReadFrom would bypass the limit. A process that cannot be killed may still write.
 type bounded struct {
+	mu    sync.Mutex
 	buf   bytes.Buffer
 	limit int
 	full  bool
+	more  chan struct{} // has a value after something was written; nil if no one waits for that
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	if b.buf.Len()+len(p) > b.limit {
 		b.full = true
 		return 0, fmt.Errorf("more than %d bytes", b.limit)
 	}
+	select {
+	case b.more <- struct{}{}:
+	default:
+	}
 	return b.buf.Write(p)
+}
+
+func (b *bounded) bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bytes.Clone(b.buf.Bytes())
+}
+
+func (b *bounded) overflowed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.full
 }

@@ -103,8 +103,8 @@ func TestOneAtATime(t *testing.T) {
 	wait.Wait()
 }
 
-// A probe stuck in a driver keeps the lock, no matter which process started it, and even
-// when that process is gone.
+// One process at a time reads all GPUs. A probe of one that is stuck in a driver keeps the lock, no matter which process
+// started it, and even when that process is gone.
 func TestLock(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -123,15 +123,15 @@ func TestLock(t *testing.T) {
 	}
 	must.Do(t, held.Close())
 	// The child has the lock itself: its own attempt to lock it fails.
-	path = script(t, "flock -n "+dir+"/"+lockName("")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
+	path = script(t, "flock -n "+dir+"/"+lockName("GPU-1")+" true && exit 9; flock -n 3 || exit 8; echo '"+empty+"'")
 	for range 2 { // and it is free again afterward
-		if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience, runDir: dir}); err != nil {
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience, runDir: dir, GPU: "GPU-1"}); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// A probe inherits the lock and nothing else: programs that the driver's library starts
+// A probe inherits the GPUs' locks and nothing else: programs that the driver's library starts
 // would inherit it too.
 func TestInheritsNothing(t *testing.T) {
 	t.Parallel()
@@ -140,7 +140,7 @@ func TestInheritsNothing(t *testing.T) {
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("the probe itself is inherited by it: flags %x, %v", flags, err)
 	}
-	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/`+lockName("")+`) test "${f##*/}" = 3 || exit 9; esac; done
+	list := script(t, `for f in /proc/$$/fd/*; do case $(readlink "$f") in *memfd:*|*/nvml*.lock) test "${f##*/}" = 3 || exit 9; esac; done
 flock -n 3 || exit 8; echo '`+empty+`'`)
 	_, err = Run(t.Context(), Options{Path: list, Timeout: must.Patience, runDir: t.TempDir()})
 	must.Do(t, err)
