@@ -89,7 +89,7 @@ func verdictsNow(ctx context.Context, m *Machine, f fleet) ([]health.Verdict, er
 const maxFacts = 10000
 
 // ownVerdicts are the daemon's verdicts whose causes group gpu checks itself.
-var ownVerdicts = []string{"gpu.missing", "gpu.error", "node.driver", "node.nvml", "node.unit"}
+var ownVerdicts = []string{"gpu.missing", "gpu.error", "gpu.nvml", "node.driver", "node.nvml", "node.unit"}
 
 // isOwn reports whether a check of group gpu says the cause of a verdict. That a GPU is lost or needs a reset,
 // gpu-answers says while it does not answer; of one that answers again, only the verdict is left.

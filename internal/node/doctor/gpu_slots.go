@@ -125,6 +125,8 @@ func gpuAnswers(_ context.Context, m *Machine) Answer {
 			all = append(all, reset(g, f.slots[g.PCI]))
 		case !g.Healthy:
 			all = append(all, unusable(m, g).Of(f.slots[g.PCI]...))
+		case g.Vendor == "nvidia" && g.Unread && g.NVML == nil && m.Inventory.NVIDIA.Source == "nvml": // which answers for others
+			all = append(all, rebooted(m, fail("the driver does not answer for the GPU at %s", g.PCI)).Of(f.slots[g.PCI]...))
 		case g.NVML != nil && len(g.NVML.Unread) > 0:
 			all = append(all, warn("the GPU at %s does not answer all NVML queries: %s", g.PCI, g.NVML.Unread[0]).Of(f.slots[g.PCI]...).
 				Advise("see what sudo dmesg says about it; its other values may be wrong, too"))

@@ -209,6 +209,8 @@ func TestSlotGPUChecks(t *testing.T) {
 			files: andFiles(boundSlots(2), "/sys/bus/pci/devices/"+pciOf(1)+"/config", "\xff\xff\xff\xff")},
 		{name: "wants a reset", id: "gpu-answers", inv: changed(sick(1, "GPU requires reset"), func(inv *inventory.Inventory) { inv.GPUs[1].NVML.Code = 16 }), files: boundSlots(2), slots: []int{1},
 			want: "fail: the GPU at 0000:1b:00.0 needs a reset: GPU requires reset", fix: "kbnode drain 1 --wait && nvidia-smi -pm 0 -i 0000:1b:00.0 && nvidia-smi -r -i 0000:1b:00.0 && nvidia-smi -pm 1 -i 0000:1b:00.0 && kbnode resume 1"},
+		{name: "one hangs", id: "gpu-answers", inv: changed(h100s(2), func(inv *inventory.Inventory) { inv.GPUs[1].NVML, inv.GPUs[1].Unread = nil, true }), files: boundSlots(2), slots: []int{1},
+			want: "fail: the driver does not answer for the GPU at 0000:1b:00.0", fix: "kbnode drain --all --wait && systemctl reboot"},
 		{name: "a query fails", id: "gpu-answers", inv: changed(h100s(2), func(inv *inventory.Inventory) {
 			inv.GPUs[1].NVML.Unread = []string{"nvmlDeviceGetEccMode: Unknown Error"}
 		}), files: boundSlots(2),

@@ -70,6 +70,9 @@ func (j *judge) gpus() {
 func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	st := j.gpu(id, g.PCI)
 	st.PCI, st.Vendor = g.PCI, g.Vendor
+	if nv := j.in.GPUs.NVIDIA; g.Vendor == "nvidia" && nv != nil && nv.NVMLError == "" {
+		j.silent(id, g)
+	}
 	bus, n := j.in.GPUs.Bus[g.PCI], g.NVML
 	code := 0
 	if n != nil {
@@ -126,6 +129,22 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 		j.clear("the GPU was reset", func(m Mark) bool { return m.GPU == id && m.Latched && m.Last < st.Reset })
 		st.Released = j.in.GPUs.Started
 	}
+}
+
+// silent judges a GPU that the driver does not answer for, while it answers for others. If it answers for none, that is
+// driver's.
+func (j *judge) silent(id string, g *inventory.GPU) {
+	k := gpuKey(checkGPUNVML, id)
+	m := Mark{
+		Level: Warn, After: nvmlAfter,
+		Reason: "the driver does not answer for the GPU at " + g.PCI, Fix: "sudo dmesg, for what the driver says about it",
+	}
+	if old := j.find(k); old != nil && (old.Effect == Drain || j.in.Up-old.First >= silentAfter) {
+		m.Level, m.Effect = Fatal, Drain
+		m.Reason = "the driver has not answered for the GPU at " + g.PCI + " for minutes, so jobs would run on a GPU that no one checks"
+		m.Fix = fixReset(g.PCI) + "; if that hangs, " + fixReboot
+	}
+	j.update(k, g.Unread && g.NVML == nil, m)
 }
 
 // memory judges ECC errors and row remapping.

@@ -197,7 +197,7 @@ type Event struct {
 
 // Checks are the stable IDs of all verdicts; docs/health.md has a row for each.
 var Checks = []string{
-	checkRecovery, checkLost, checkMissing, checkError, checkXid, checkECC, checkRemap,
+	checkRecovery, checkLost, checkMissing, checkError, checkGPUNVML, checkXid, checkECC, checkRemap,
 	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset, CheckRepeats,
 	CheckDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
@@ -207,6 +207,7 @@ const (
 	checkLost     = "gpu.lost"
 	checkMissing  = "gpu.missing"
 	checkError    = "gpu.error"
+	checkGPUNVML  = "gpu.nvml"
 	checkXid      = "gpu.xid"
 	checkECC      = "gpu.ecc"
 	checkRemap    = "gpu.remap"

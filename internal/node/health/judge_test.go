@@ -684,6 +684,7 @@ func TestSilentDriver(t *testing.T) {
 		"NVML": {func(in *Signals) {
 			in.GPUs.NVIDIA.NVMLError = "the NVML probe (process 7) cannot be killed"
 		}, []string{"node.nvml " + drained}},
+		"NVML, of one GPU":           {func(in *Signals) { in.GPUs.List[3].NVML, in.GPUs.List[3].Unread = nil, true }, []string{"gpu.nvml fatal drain [3]"}},
 		"NVML answers with an error": {func(in *Signals) { in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "no permission", 4 }, []string{"node.nvml warn none []"}},
 		"there is no NVML": {func(in *Signals) {
 			in.GPUs.NVIDIA.NVMLError, in.GPUs.NVIDIA.NVMLCode = "it does not run", inventory.NVMLNotAsked

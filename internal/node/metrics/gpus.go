@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 )
 
-// gpuStale is how long values stay that were not read again: while the driver hangs on one GPU, NVML tells of none.
+// gpuStale is how long values stay that were not read again, as while the driver hangs on the GPU.
 const gpuStale = 5 * time.Minute
 
 // throttles are the reasons for low clocks, by their bit in nvml.GPU.ClockReasons. To be idle, and clocks that someone

@@ -55,6 +55,28 @@ func TestGPUs(t *testing.T) {
 	must.Equal(t, 0, len(samples(t, e, "kbnode_gpu_read_timestamp_seconds")))
 }
 
+// TestHungGPU has the driver answer for all GPUs but one: only this one's values end.
+func TestHungGPU(t *testing.T) {
+	t.Parallel()
+	e := New(Options{})
+	s := full()
+	for pass := range 7 {
+		s.Began, s.GPUs = noon.Add(time.Duration(pass)*time.Minute), &health.GPUs{}
+		for i, sl := range s.Plan.Slots {
+			g := inventory.GPU{Vendor: "nvidia", PCI: sl.GPUs[0].PCI, Healthy: true, NVML: &nvml.GPU{Busy: new(uint32(pass))}}
+			if i == 1 && pass > 0 {
+				g.NVML, g.Unread = nil, true
+			}
+			s.GPUs.List = append(s.GPUs.List, g)
+		}
+		e.Publish(s)
+	}
+	must.Equal(t, []string{
+		`kbnode_gpu_utilization_ratio{gpu="0",slot="gpu0"} 0.06`, `kbnode_gpu_utilization_ratio{gpu="2",slot="gpu2"} 0.06`, `kbnode_gpu_utilization_ratio{gpu="3",slot="gpu3"} 0.06`,
+	}, samples(t, e, "kbnode_gpu_utilization_ratio"))
+	must.Equal(t, 4, len(samples(t, e, "kbnode_gpu_read_timestamp_seconds")))
+}
+
 func TestBusyTime(t *testing.T) {
 	t.Parallel()
 	e := New(Options{})
