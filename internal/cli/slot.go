@@ -172,7 +172,7 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		}
 	}()
 	m := metrics.New(metrics.Options{
-		Version: Version(), Commit: readVersion().Commit, Log: s.Logger(),
+		Root: "/", Version: Version(), Commit: readVersion().Commit, Log: s.Logger(),
 		Images: func() (image.State, error) { return image.Read(plan.ImageDir) },
 	})
 	defer m.Close()

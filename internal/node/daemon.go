@@ -50,7 +50,7 @@ func (l *live) Read(ctx context.Context) (*daemon.Reading, error) {
 	}
 	return &daemon.Reading{
 		Plan: n.Plan, Inventory: n.Inventory, Drains: n.Drains, Started: began.Up,
-		Listen: n.Config.Metrics.Listen, Notify: n.Config.Notify, Policy: n.Config.Health.Policy(), LoanEnd: loanEnd, Socket: n.Config.Docker.Socket,
+		Metrics: n.Config.Metrics, Notify: n.Config.Notify, Policy: n.Config.Health.Policy(), LoanEnd: loanEnd, Socket: n.Config.Docker.Socket,
 		Service: standin.Service{Endpoint: n.AgentEndpoint(), AgentVersion: n.agentVersion()},
 		Replan: func(drains []plan.Drain) (*plan.Plan, error) {
 			n.Others = &drains

@@ -3,12 +3,15 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/job/agent"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/machine/textfile"
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
@@ -92,12 +95,26 @@ func (n *Node) readStatus(ctx context.Context, host *reconcile.Host, journal fun
 	}
 	st.Warnings = append(st.Warnings, n.ends(state, time.Now())...)
 	st.Warnings = append(st.Warnings, n.HookWarnings()...)
+	st.Warnings = append(st.Warnings, n.metricsFault(state, time.Now())...)
 	st.Warnings = append(st.Warnings, plan.SayUnread(n.Inventory)...)
 	stored, err := daemon.ReadHealth(n.Root)
 	if err != nil {
 		st.Warnings = append(st.Warnings, err.Error())
 	}
 	return st.withHealth(stored.Verdicts), nil
+}
+
+// metricsFault returns why node_exporter does not get metrics of a daemon that runs.
+func (n *Node) metricsFault(state *reconcile.State, now time.Time) []string {
+	dir, unit := n.Config.Metrics.Textfile, state.Units[plan.NodeService]
+	if dir == "" || !unit.Running() {
+		return nil
+	}
+	err := textfile.Check(n.Root, dir, unit.Since, now)
+	if err == nil || errors.Is(err, fs.ErrPermission) { // for an ordinary user
+		return nil
+	}
+	return []string{"metrics.textfile: " + err.Error()}
 }
 
 // withHealth adds verdicts. Those that drain a slot are already in its status.

@@ -181,3 +181,22 @@ func TestSlotlessDrains(t *testing.T) {
 		t.Errorf("resume knows %+v", got) // and not what health has drained
 	}
 }
+
+// TestMetricsFault says what keeps metrics from node_exporter, but not of a daemon that does not run.
+func TestMetricsFault(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	n := &Node{Root: t.TempDir()}
+	fault := func(dir, active string, since time.Time, want ...string) {
+		t.Helper()
+		n.Config.Metrics.Textfile = dir
+		state := &reconcile.State{Units: map[string]slot.Unit{plan.NodeService: {Active: active, Since: since}}}
+		must.Equal(t, want, n.metricsFault(state, now))
+	}
+	fault("", "active", now)
+	fault("/srv/metrics", "inactive", now)
+	fault("/srv/metrics", "active", now, "metrics.textfile: no metrics for node_exporter in /srv/metrics: there is no such directory; write that of node_exporter's --collector.textfile.directory")
+	must.Write(t, n.Root, "srv/metrics/other.prom", "")
+	fault("/srv/metrics", "active", now)
+	fault("/srv/metrics", "active", now.Add(-time.Hour), "metrics.textfile: /srv/metrics/kbnode.prom is missing; see journalctl -u kbnode")
+}

@@ -85,7 +85,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Inventory: &inventory.Inventory{GPUs: slices.Clone(n.gpus), Software: inventory.Software{Docker: n.engine}},
 		Started:   n.started,
 		Drains:    n.drains(),
-		Listen:    n.listen,
+		Metrics:   config.Metrics{Listen: n.listen},
 		Policy:    config.HealthPolicy{Repeats: config.Rate{Count: 3, Hours: 168}},
 		Notify:    config.Notify{URL: n.listen},
 		Socket:    "/run/docker.sock",
@@ -508,7 +508,7 @@ func TestPublish(t *testing.T) {
 			all = append(all, s)
 		}})
 		count, s := last()
-		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Listen != n.listen || s.Notify.URL != n.listen {
+		if count != 1 || !s.Whole || s.Err != nil || s.State == nil || len(s.Plan.Slots) != 2 || len(s.Applied) == 0 || s.Began.IsZero() || s.Metrics.Listen != n.listen || s.Notify.URL != n.listen {
 			t.Errorf("%d at the start: %+v", count, s)
 		}
 		parked := filepath.Join(n.root, plan.RunDir(1), "parked")
@@ -516,7 +516,7 @@ func TestPublish(t *testing.T) {
 		must.Do(t, os.WriteFile(filepath.Join(parked, "gpu.json"), []byte(`{"reason":"its GPU is in use"}`), 0o600))
 		time.Sleep(31 * time.Second)
 		count, s = last()
-		if count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Listen != n.listen {
+		if count < 2 || s.Whole || s.Err != nil || s.State == nil || len(s.Applied) != 0 || s.Metrics.Listen != n.listen {
 			t.Errorf("%d after a look: %+v", count, s)
 		}
 		if got := s.State.Slots; len(got) != 2 || len(got[0].Parked) != 0 || len(got[1].Parked) != 1 {
@@ -526,13 +526,13 @@ func TestPublish(t *testing.T) {
 		n.set(func() { n.err, n.listen = errors.New("a key that nobody knows"), "" })
 		wake <- struct{}{}
 		_, s = last()
-		if !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Listen != "127.0.0.1:9700" {
+		if !s.Whole || s.Err == nil || s.State != nil || s.Plan == nil || s.Metrics.Listen != "127.0.0.1:9700" {
 			t.Errorf("after a pass that failed: %+v", s)
 		}
 		n.set(func() { n.err = nil })
 		time.Sleep(31 * time.Second)
 		_, s = last()
-		if s.Err != nil || s.Listen != "" {
+		if s.Err != nil || s.Metrics.Listen != "" {
 			t.Errorf("after that: %+v", s)
 		}
 	})

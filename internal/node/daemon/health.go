@@ -354,7 +354,7 @@ type Reading struct {
 	Inventory *inventory.Inventory
 	Drains    []plan.Drain  // as stored
 	Started   time.Duration // by health.Moment.Up
-	Listen    string        // address of the metrics; "" for none
+	Metrics   config.Metrics
 	Policy    config.HealthPolicy
 	Notify    config.Notify // who is notified of events
 	LoanEnd   time.Time     // when the machine is to take no more jobs; zero means never

@@ -25,9 +25,9 @@ type Snapshot struct {
 	GPUs    *health.GPUs
 	Applied []reconcile.Change // that were made
 	Waiting int                // number of changes that wait for the end of a job
-	Listen  string             // address of the metrics; "" for none
+	Metrics config.Metrics     // as of the last good reading
 	Service standin.Service    // zero before the first full pass
-	Notify  config.Notify      // as of the last good reading
+	Notify  config.Notify      // likewise
 }
 
 // publish passes the finished pass to Options.Publish.
@@ -37,6 +37,6 @@ func (d *daemonLoop) publish(began time.Time, err error) {
 	}
 	s := d.snapshot
 	s.Began, s.Duration, s.Err = began, time.Since(began), err
-	s.Plan, s.Verdicts, s.Listen, s.Service, s.Notify = d.plan, d.health.Verdicts, d.reading.Listen, d.reading.Service, d.reading.Notify
+	s.Plan, s.Verdicts, s.Metrics, s.Service, s.Notify = d.plan, d.health.Verdicts, d.reading.Metrics, d.reading.Service, d.reading.Notify
 	d.Publish(s)
 }

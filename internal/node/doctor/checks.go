@@ -25,6 +25,7 @@ var checks = []struct {
 		{ID: "as-planned", Worst: Fail, Needs: []string{"state"}, Run: asPlanned},
 		{ID: "daemon", Worst: Fail, Needs: []string{"state"}, Run: nodeDaemon},
 		{ID: "health", Worst: Fail, Needs: []string{"daemon"}, Run: nodeHealth},
+		{ID: "metrics", Worst: Warn, Needs: []string{"config", "daemon"}, Run: nodeMetrics},
 	}},
 	{"gpu", []Check{
 		{ID: "nvidia-driver", Vendor: "nvidia", Bare: true, Recorded: true, Worst: Fail, Needs: []string{"inventory"}, Run: nvidiaDriver},

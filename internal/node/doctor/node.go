@@ -5,10 +5,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/machine/textfile"
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
@@ -116,6 +118,19 @@ func nodeHealth(_ context.Context, m *Machine) Answer {
 		}
 	}
 	return foundOr(all, ok("no verdicts"))
+}
+
+// nodeMetrics looks at what node_exporter reads.
+func nodeMetrics(_ context.Context, m *Machine) Answer {
+	dir := m.Config.Metrics.Textfile
+	if dir == "" {
+		return none("metrics.textfile is not set")
+	}
+	if err := textfile.Check(m.Root, dir, m.State.Units[plan.NodeService].Since, m.Now); err != nil {
+		now, do, _ := strings.Cut(err.Error(), "; ")
+		return found(warn("%s", now).Advise("%s", do))
+	}
+	return found(ok("%s", filepath.Join(dir, textfile.Name)))
 }
 
 func asPlanned(_ context.Context, m *Machine) Answer {

@@ -240,6 +240,8 @@ func TestNodeChecks(t *testing.T) {
 		return &fake{state: &reconcile.State{Units: map[string]slot.Unit{u.Name: u}}}
 	}
 	verdict := func(text string) map[string]string { return map[string]string{"/var/lib/kbnode/health.json": text} }
+	exports := unit(slot.Unit{})
+	exports.cfg = &config.Config{Metrics: config.Metrics{Textfile: "/srv/metrics"}}
 	play(t, []scene{
 		{"no configuration yet", "config", &fake{}, nil, "ok: no file, so the defaults apply", ""},
 		{"the configuration of a node", "config", &fake{}, map[string]string{plan.BindingsPath: "", plan.ConfigPath: ""}, "ok: /etc/kbnode/config.yaml", ""},
@@ -267,5 +269,8 @@ func TestNodeChecks(t *testing.T) {
 		{"a GPU is hot", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.thermal","slots":[3],"level":"degraded","effect":"none","reason":"hot","fix":"cool it"}]}`), "warn: gpu.thermal: hot", ""},
 		{"what is normal", "health", &fake{}, verdict(`{"verdicts":[{"check":"gpu.throttle","level":"info","effect":"none","reason":"power limit"}]}`), "ok: no verdicts", ""},
 		{"half a file", "health", &fake{}, verdict(`{"verd`), "warn: read health: unexpected end of JSON input", "systemctl restart kbnode.service"},
+		{"no metrics for node_exporter", "metrics", unit(slot.Unit{}), nil, "skip: metrics.textfile is not set", ""},
+		{"metrics for a directory that is not there", "metrics", exports, nil, "warn: no metrics for node_exporter in /srv/metrics: there is no such directory", ""},
+		{"metrics that do not come", "metrics", exports, map[string]string{"/srv/metrics/other.prom": ""}, "warn: /srv/metrics/kbnode.prom is missing", ""},
 	})
 }

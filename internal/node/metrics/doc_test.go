@@ -64,13 +64,13 @@ func TestPage(t *testing.T) {
 		must.Contain(t, page, "`"+word+"`")
 	}
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 2 {
+	if len(blocks) != 3 {
 		t.Fatalf("%d examples", len(blocks))
 	}
 	for i, m := range blocks {
 		var any map[string]any
 		err := yaml.Unmarshal([]byte(m[1]), &any)
-		if i == 0 {
+		if i < 2 {
 			_, err = config.Parse("docs/metrics.md", []byte(m[1]))
 		}
 		if err != nil {

@@ -32,6 +32,7 @@ type Options struct {
 	// Images reads the state of the node's images; it may be nil.
 	Images func() (image.State, error)
 	Log    *slog.Logger // nil discards
+	Root   string       // of the machine; without it, no file is written
 }
 
 // Exporter turns snapshots into metrics and serves them.
@@ -39,6 +40,7 @@ type Exporter struct {
 	Options
 	registry *prometheus.Registry
 	web
+	file file
 
 	mu sync.Mutex // held while metrics change together, and while they are read
 
@@ -52,12 +54,13 @@ type Exporter struct {
 	busy busyTime
 }
 
-// New returns an Exporter that serves nothing yet.
+// New returns an Exporter that serves and writes nothing yet.
 func New(o Options) *Exporter {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	e := &Exporter{Options: o, registry: prometheus.NewRegistry(), counted: map[string]int{}}
+	e.file.Root = o.Root
 	metrics := promauto.With(e.registry)
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return metrics.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
@@ -98,8 +101,8 @@ func New(o Options) *Exporter {
 	return e
 }
 
-// Publish records a pass, and moves the server to the address that it names. It must not be
-// called concurrently.
+// Publish records a pass, moves the server to the address that it names, and writes the file. It must not be called
+// concurrently.
 func (e *Exporter) Publish(s daemon.Snapshot) {
 	var images image.State
 	if e.Images != nil {
@@ -115,7 +118,8 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	e.busy.record(s)
 	e.image(images)
 	e.mu.Unlock()
-	e.serve(s.Listen)
+	e.serve(s.Metrics.Listen)
+	e.keepFile(s.Metrics.Textfile)
 }
 
 func (e *Exporter) pass(s daemon.Snapshot) {

@@ -38,7 +38,7 @@ func (e *Exporter) serve(address string) {
 			return
 		}
 	}
-	e.Close()
+	e.end()
 	if address != e.address {
 		e.address, e.logged = address, ""
 	}
@@ -92,8 +92,14 @@ func (e *Exporter) listen(address string) error {
 	return nil
 }
 
-// Close stops the server.
+// Close stops the server and removes the file: who reads it could not tell old values from new ones.
 func (e *Exporter) Close() {
+	e.end()
+	e.keepFile("")
+}
+
+// end stops the server.
+func (e *Exporter) end() {
 	if e.server == nil {
 		return
 	}

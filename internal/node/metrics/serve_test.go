@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -79,7 +80,7 @@ func TestServeFollowsTheConfiguration(t *testing.T) {
 	first, second := free(t), free(t)
 	e.Publish(daemon.Snapshot{})
 	for range 3 {
-		e.Publish(daemon.Snapshot{Listen: first})
+		e.Publish(listening(first))
 	}
 	must.Equal(t, 1, log.count("metrics served"))
 	for _, tt := range []struct {
@@ -101,7 +102,7 @@ func TestServeFollowsTheConfiguration(t *testing.T) {
 		t.Errorf("told:\n%s", body)
 	}
 
-	e.Publish(daemon.Snapshot{Listen: second})
+	e.Publish(listening(second))
 	if got, body := get(t, http.MethodGet, "http://"+second+"/metrics"); got != http.StatusOK {
 		t.Errorf("at another address: %d %s", got, body)
 	}
@@ -120,14 +121,14 @@ func TestPortTaken(t *testing.T) {
 	other := taken(t)
 	address := other.Addr().String()
 	for range 3 {
-		e.Publish(daemon.Snapshot{Listen: address})
+		e.Publish(listening(address))
 	}
 	must.Equal(t, 1, log.count("metrics not served"))
 	if n := log.count("address already in use; free the port"); n != 1 {
 		t.Errorf("said: %s", log.b.String())
 	}
 	_ = other.Close()
-	e.Publish(daemon.Snapshot{Listen: address})
+	e.Publish(listening(address))
 	if got, body := get(t, http.MethodGet, "http://"+address+"/metrics"); got != http.StatusOK {
 		t.Errorf("when the port is free: %d %s", got, body)
 	}
@@ -138,10 +139,10 @@ func TestServeEnds(t *testing.T) {
 	t.Parallel()
 	e, log := served(t)
 	address := free(t)
-	e.Publish(daemon.Snapshot{Listen: address})
+	e.Publish(listening(address))
 	must.Do(t, e.server.Close())
 	<-e.ended
-	e.Publish(daemon.Snapshot{Listen: address})
+	e.Publish(listening(address))
 	if got, body := get(t, http.MethodGet, "http://"+address+"/metrics"); got != http.StatusOK || log.count("metrics served") != 2 {
 		t.Errorf("at the next pass: %d %s", got, body)
 	}
@@ -153,7 +154,7 @@ func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	e, _ := served(t)
 	address := free(t)
-	e.Publish(daemon.Snapshot{Listen: address})
+	e.Publish(listening(address))
 	var conns []net.Conn
 	for range 3 * maxConns {
 		c, err := net.Dial("tcp", address)
@@ -163,7 +164,7 @@ func TestHostileClients(t *testing.T) {
 		conns = append(conns, c)
 	}
 	began := time.Now()
-	e.Publish(daemon.Snapshot{Listen: address})
+	e.Publish(listening(address))
 	if d := time.Since(began); d > readTime/2 {
 		t.Errorf("a pass took %s", d)
 	}
@@ -206,4 +207,8 @@ func TestScrapesWhilePassesGoOn(t *testing.T) {
 		default:
 		}
 	}
+}
+
+func listening(address string) daemon.Snapshot {
+	return daemon.Snapshot{Metrics: config.Metrics{Listen: address}}
 }

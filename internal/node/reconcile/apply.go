@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner/program"
 	"github.com/gpu-mode/kbnode/internal/machine/host"
 	"github.com/gpu-mode/kbnode/internal/machine/systemd"
+	"github.com/gpu-mode/kbnode/internal/machine/textfile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -206,6 +207,9 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 		}
 		return wrap(err, "replace "+subject)
 	case Delete:
+		if path.Base(subject) == textfile.Name {
+			return a.removeMetrics(subject)
+		}
 		for _, entry := range a.s.paths[subject].entries {
 			if isRuntime(entry) {
 				err = errors.Join(err, h.remove(entry, false))
@@ -234,6 +238,17 @@ func (a *applier) apply(ctx context.Context, group []Change) error {
 		return a.systemd(ctx, group)
 	}
 	return fmt.Errorf("unknown change %s", c)
+}
+
+// removeMetrics removes metrics that the daemon left. If that fails, all else goes anyway.
+func (a *applier) removeMetrics(name string) error {
+	if err := a.h.callStep("remove", name); err != nil {
+		return err
+	}
+	if err := textfile.Remove(a.h.Root, path.Dir(name)); err != nil {
+		a.result.Warnings = append(a.result.Warnings, err.Error())
+	}
+	return nil
 }
 
 func (a *applier) makeDir(c Change) error {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/machine/host"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/machine/textfile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
@@ -149,6 +150,9 @@ func (o *observer) files(context.Context) error {
 	for _, earlier := range plan.EarlierFiles {
 		find(earlier.Pattern, foreign)
 	}
+	if empty(o.p) {
+		o.metrics()
+	}
 	dropIns, err := o.list(runtimeDir)
 	errs = append(errs, err)
 	for _, d := range dropIns {
@@ -169,6 +173,17 @@ func (o *observer) files(context.Context) error {
 		o.s.Warnings = append(o.s.Warnings, "no cpuset partition: "+why)
 	}
 	return errors.Join(errs...)
+}
+
+// metrics finds the files of metrics. They are the daemon's, and only uninstall removes those that it left.
+func (o *observer) metrics() {
+	dirs, err := textfile.ReadRecord(o.h.Root)
+	if err != nil {
+		o.s.Warnings = append(o.s.Warnings, err.Error())
+	}
+	for _, dir := range dirs {
+		o.s.paths[path.Join(dir, textfile.Name)] = pathState{kind: input, marked: true, slot: -1}
+	}
 }
 
 func (o *observer) file(name string, slot int, kind pathKind) error {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/machine/textfile"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -137,6 +138,31 @@ func TestReloadSaysWhy(t *testing.T) {
 		}
 		m.apply(p)
 	}
+}
+
+// TestUninstallRemovesMetrics removes what daemons left for node_exporter. Where that fails, the rest goes anyway.
+func TestUninstallRemovesMetrics(t *testing.T) {
+	t.Parallel()
+	m := installed(t, 1)
+	for _, dir := range []string{"/srv/a", "/srv/b"} {
+		m.write(dir+"/"+textfile.Name, "kbnode_changes_waiting 0\n")
+		m.write(dir+"/other.prom", "")
+	}
+	m.write("/srv/b/.kbnode.prom.new/x", "in the way")
+	m.write(textfile.RecordPath, `["/srv/a","/srv/b","/srv/gone"]`)
+	m.settled(slots(1).plan(t)) // while the node is installed, they are the daemon's
+	r, err := m.h.Uninstall(t.Context(), nil)
+	must.Do(t, err)
+	if len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], "remove /srv/b/kbnode.prom: .kbnode.prom.new is a directory") {
+		t.Errorf("warnings: %q", r.Warnings)
+	}
+	for _, dir := range []string{"/srv/a", "/srv/b"} {
+		m.wantAbsent(dir + "/" + textfile.Name)
+		if !m.exists(dir + "/other.prom") {
+			t.Errorf("%s/other.prom is gone", dir)
+		}
+	}
+	m.wantAbsent("/var/lib/kbnode")
 }
 
 // TestUninstallDisablesInstall: what is uninstalled does not come back with the next

@@ -142,6 +142,8 @@ type Docker struct {
 type Metrics struct {
 	// Listen is an IP address and a port. Default: the daemon serves none.
 	Listen string `yaml:"listen,omitempty"`
+	// Textfile is the directory of node_exporter's textfile collector. Default: the daemon writes none.
+	Textfile string `yaml:"textfile,omitempty"`
 }
 
 // Notify is who is notified of events, both ways if both are set. Default: no one.

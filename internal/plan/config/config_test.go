@@ -62,6 +62,7 @@ var parseCases = []struct {
 	{name: "metrics by name", text: "metrics:\n  listen: localhost:9700\n", err: `f.yaml:2: metrics.listen: "localhost:9700" is not an IP address and a port; write both, such as 127.0.0.1:9700`},
 	{name: "metrics without an address", text: "metrics: {listen: ':9700'}\n", err: "is not an IP address and a port"},
 	{name: "metrics on no port", text: "metrics: {listen: '127.0.0.1:0'}\n", err: "is not an IP address and a port"},
+	{name: "metrics in a relative directory", text: "metrics: {textfile: node_exporter}\n", err: `f.yaml:1: metrics.textfile: "node_exporter" is not an absolute path; write the directory of node_exporter's --collector.textfile.directory`},
 	{name: "patterns that are no list", text: "job: {allowed_images: ^a$}\n", err: `"^a$" is not a list; write one such as [a, b]`},
 	{name: "no hygiene", text: "hygiene: {disabled: true}\n", want: Config{Hygiene: Hygiene{Disabled: true}}},
 	{name: "a time limit without a unit", text: "job: {time_limit: 7200}\n", err: `f.yaml:1: job.time_limit: "7200" is not a time limit; write at least a minute, such as 90m, 2h or 1h30m, or none`},

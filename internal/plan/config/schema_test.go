@@ -120,7 +120,7 @@ func TestSchemaIsWhatTheCodeSays(t *testing.T) {
 	walk(&root, reflect.TypeFor[Config](), "")
 	for key, want := range map[string]string{
 		"node": nodeForm().String(), "agent.endpoint": endpointForm().String(), "agent.download_sha256": sumForm().String(), "image.name": imageForm().String(),
-		"agent.binary": pathForm().String(), "notify.url": webhookForm().String(), "job.prolog": hookForm().String(), "job.epilog": hookForm().String(), "job.hook_time_limit": limitForm().String(), "docker.socket": pathForm().String(), "health.repeats": repeatsForm().String(),
+		"agent.binary": pathForm().String(), "notify.url": webhookForm().String(), "job.prolog": hookForm().String(), "job.epilog": hookForm().String(), "job.hook_time_limit": limitForm().String(), "docker.socket": pathForm().String(), "metrics.textfile": pathForm().String(), "health.repeats": repeatsForm().String(),
 	} {
 		if nodes[key].Pattern != want {
 			t.Errorf("%s: the schema has %s, want %s", key, nodes[key].Pattern, want)

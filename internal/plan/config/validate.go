@@ -126,6 +126,7 @@ func validateForms(c Config, bad func(key, format string, args ...any)) {
 		{"notify.url", one(c.Notify.URL), webhookForm, "an https address or the path of a file that has one; write one such as https://alerts.example/kbnode or /etc/kbnode/notify-url"},
 		{"health.xids", c.Health.Xids, xidForm, "an Xid and what follows; write ignore, warn, degraded, drain or park, such as 63=drain, or drain@3/24h for 3 in 24 hours"},
 		{"health.repeats", one(c.Health.Repeats), repeatsForm, "a number of faults in a number of hours; write 1 to 20 and the hours, such as 3/168h, or " + NoLimit},
+		{"metrics.textfile", one(c.Metrics.Textfile), pathForm, "an absolute path; write the directory of node_exporter's --collector.textfile.directory"},
 		{"docker.socket", one(c.Docker.Socket), pathForm, "an absolute path; write one that begins with /"},
 		{"job.profile", one(c.Job.Profile), profileForm, "valid; write " + ProfileCompatible + " or " + ProfileStrict},
 		{"job.network", one(c.Job.Network), networkForm, "valid; write " + NetworkBridge + " or " + NetworkInternet + " or " + NetworkNone},
