@@ -198,5 +198,5 @@ func TestMetricsFault(t *testing.T) {
 	fault("/srv/metrics", "active", now, "metrics.textfile: no metrics for node_exporter in /srv/metrics: there is no such directory; write that of node_exporter's --collector.textfile.directory")
 	must.Write(t, n.Root, "srv/metrics/other.prom", "")
 	fault("/srv/metrics", "active", now)
-	fault("/srv/metrics", "active", now.Add(-time.Hour), "metrics.textfile: /srv/metrics/kbnode.prom is missing; see journalctl -u kbnode")
+	fault("/srv/metrics", "active", now.Add(-time.Hour), "metrics.textfile: /srv/metrics/kbnode.prom is missing; see sudo journalctl -u kbnode")
 }

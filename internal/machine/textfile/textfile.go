@@ -94,9 +94,9 @@ func Check(root, dir string, since, now time.Time) error {
 	case now.Sub(since) <= maxAge || now.Sub(written) <= maxAge:
 		return nil
 	case written.IsZero():
-		return fmt.Errorf("%s is missing; see journalctl -u kbnode", name)
+		return fmt.Errorf("%s is missing; see sudo journalctl -u kbnode", name)
 	}
-	return fmt.Errorf("%s is from %s; see journalctl -u kbnode", name, written.UTC().Format(time.RFC3339))
+	return fmt.Errorf("%s is from %s; see sudo journalctl -u kbnode", name, written.UTC().Format(time.RFC3339))
 }
 
 // errNone means that there is no directory.

@@ -139,9 +139,9 @@ func TestCheck(t *testing.T) {
 	}{
 		"fresh":                         {minute, time.Hour, ""},
 		"from the future":               {-time.Hour, time.Hour, ""},
-		"old":                           {11 * minute, time.Hour, "/srv/metrics/kbnode.prom is from 2026-11-21T11:49:00Z; see journalctl -u kbnode"},
+		"old":                           {11 * minute, time.Hour, "/srv/metrics/kbnode.prom is from 2026-11-21T11:49:00Z; see sudo journalctl -u kbnode"},
 		"of the daemon before":          {11 * minute, minute, ""},
-		"missing":                       {0, time.Hour, "/srv/metrics/kbnode.prom is missing; see journalctl -u kbnode"},
+		"missing":                       {0, time.Hour, "/srv/metrics/kbnode.prom is missing; see sudo journalctl -u kbnode"},
 		"missing, the daemon is new":    {0, minute, ""},
 		"missing, its start is unknown": {0, now.Sub(time.Time{}), "is missing"},
 	} {
