@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
-// RecordPath lists the directories that may have the file, so that it is removed by whoever comes after a daemon that
-// could not do it.
+// RecordPath lists the directories that may have the file, so that the next daemon, or an uninstall, removes what one left
+// that was killed.
 const RecordPath = "/var/lib/kbnode/textfile.json"
 
 // maxRecord bounds the record, in bytes.
@@ -47,7 +47,7 @@ type Keeper struct {
 }
 
 // Keep writes the file to a directory, "" for none, and removes it from others that have it. What fails is tried again with
-// the next call. A file that cannot be replaced stays: whoever reads it sees its age.
+// the next call. A file that cannot be replaced stays: its age shows.
 func (k *Keeper) Keep(dir string, content []byte) error {
 	var errs []error
 	if !k.read {

@@ -22,6 +22,7 @@ import (
 const (
 	sweepTime = 30 * time.Second // eight GPUs without persistence take several seconds
 	patience  = 10 * time.Second // for one of them
+	maxGPUs   = 256              // the largest machines known have 64
 	// locksName is the file whose bytes probes of all GPUs lock, one for each GPU.
 	locksName = "nvml-gpus.lock"
 )
@@ -152,6 +153,9 @@ func parseLines(data []byte) (*nvml.Report, error) {
 	r, err := Parse(first)
 	if err != nil {
 		return nil, err
+	}
+	if r.Count > maxGPUs {
+		return nil, fmt.Errorf("read NVML report: it is about %d GPUs", r.Count)
 	}
 	for text := range bytes.Lines(rest) {
 		if !bytes.HasSuffix(text, []byte("\n")) {

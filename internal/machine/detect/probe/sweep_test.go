@@ -191,6 +191,7 @@ func TestLines(t *testing.T) {
 		{"a GPU before the first", head + `{"gpu":{"index":-1}}` + "\n", "", "it is about GPU -1 of 2"},
 		{"about nothing", head + "{}\n", "", "it is about GPU -1 of 2"},
 		{"garbage", head + "oops\n", "", "invalid character"},
+		{"more GPUs than there are", `{"schema":1,"ok":true,"count":4294967295,"gpus":[]}`, "", "it is about 4294967295 GPUs"},
 	} {
 		r, err := parseLines([]byte(row.text))
 		must.Err(t, err, row.err)
