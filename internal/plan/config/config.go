@@ -251,6 +251,7 @@ func (c Config) WithDefaults() Config {
 	c.Image.Keep = cmp.Or(c.Image.Keep, DefaultKeep)
 	c.Docker.Socket = cmp.Or(c.Docker.Socket, DefaultDockerSocket)
 	c.Health.Repeats = cmp.Or(c.Health.Repeats, DefaultRepeats)
+	c.Health.Proof = cmp.Or(c.Health.Proof, ProofEvaluation)
 	c.Hygiene.Clocks = cmp.Or(c.Hygiene.Clocks, ClocksDefault)
 	return c
 }

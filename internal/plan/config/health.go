@@ -18,10 +18,16 @@ type Health struct {
 	// Repeats is how many faults, in how many hours, keep a GPU out of service until an operator
 	// returns it, or NoLimit. Default: DefaultRepeats.
 	Repeats string `yaml:"repeats,omitempty"`
+	// Proof is what a GPU that was out of service for a fault must pass before it takes jobs again:
+	// ProofEvaluation, or NoLimit. Default: ProofEvaluation.
+	Proof string `yaml:"proof,omitempty"`
 }
 
 // DefaultRepeats is what an empty Health.Repeats means.
 const DefaultRepeats = "3/168h"
+
+// ProofEvaluation is the Health.Proof that is a short evaluation in each of the GPU's slots.
+const ProofEvaluation = "evaluation"
 
 // Actions of an XidRule.
 const (
@@ -50,6 +56,7 @@ type HealthPolicy struct {
 	WatchOnly bool
 	Xids      []XidRule
 	Repeats   Rate
+	Proof     bool // GPUs must pass an evaluation after a fault
 }
 
 const maxXidRules = 16
@@ -71,7 +78,7 @@ var XidsOfJobs = []int{
 
 // Policy returns what h says. Validate has found nothing wrong with it.
 func (h Health) Policy() HealthPolicy {
-	p := HealthPolicy{WatchOnly: h.WatchOnly}
+	p := HealthPolicy{WatchOnly: h.WatchOnly, Proof: h.Proof == ProofEvaluation}
 	for _, s := range h.Xids {
 		if part := xidForm().FindStringSubmatch(s); part != nil {
 			action, _, _ := strings.Cut(part[2], "@")

@@ -202,6 +202,7 @@ var moreCases = map[string]bool{
 	"loan: {until: tomorrow}": false, "loan: {until: 31.12.2026}": false, "loan: {until: 3d}": false, "loan: {until: '2026-12-31T18'}": false, "loan: {end: 2026-12-31}": false,
 	"notify: {url: 'http://hooks.example/x'}": false, "notify: {url: 'http://localhost@hooks.example/x'}": false, "notify: {url: 'http://localhost:80@hooks.example/x'}": false, "notify: {url: 'http://127.0.0.1.example/'}": false, "notify: {url: 'https:///x'}": false, "notify: {url: 'https://a b'}": false, "notify: {url: notify-url}": false,
 	"health: {watch_only: true, xids: [63=drain@3/24h, 48=ignore, 999=park], repeats: 20/9999h}": true, "health: {repeats: none}": true, "health: {repeats: 3}": false, "health: {repeats: 21/24h}": false, "health: {repeats: 0/24h}": false, "health: {repeats: 3/7d}": false,
+	"health: {proof: evaluation}": true, "health: {proof: none}": true, "health: {proof: true}": false, "health: {proof: None}": false, "health: {proof: [none]}": false,
 	"health: {xids: [63]}": false, "health: {xids: [63=reboot]}": false, "health: {xids: [63=warn@3/24h]}": false, "health: {xids: ['63=drain@3/24h ']}": false, "health: {xids: {x: drain}}": false, "health: {watch_only: 1}": false, "health: {xids: [079=drain]}": false,
 	"hygiene: {clocks: 99}": false, "hygiene: {clocks: 100}": true, "hygiene: {clocks: 10001}": false, "hygiene: {clocks: '1410'}": true, "hygiene: {clocks: 10000}": true, "hygiene: {clocks: 20000}": false, "hygiene: {disabled: 'true'}": false,
 }

@@ -24,6 +24,7 @@ var (
 	tagForm      = lazy.Regexp(`^[A-Za-z0-9_.-]{1,64}=[^\s,"=]{1,200}$`)
 	pathForm     = lazy.Regexp(`^/`)
 	endpointForm = lazy.Regexp(`^https?://[^\s"]+$`)
+	proofForm    = lazy.Regexp(`^(` + ProofEvaluation + `|` + NoLimit + `)$`)
 	profileForm  = lazy.Regexp(`^(` + ProfileCompatible + `|` + ProfileStrict + `)$`)
 	networkForm  = lazy.Regexp(`^(` + NetworkBridge + `|` + NetworkInternet + `|` + NetworkNone + `)$`)
 	sumForm      = lazy.Regexp(`^[0-9a-f]{64}$`)
@@ -127,6 +128,7 @@ func validateForms(c Config, bad func(key, format string, args ...any)) {
 		{"health.xids", c.Health.Xids, xidForm, "an Xid and what follows; write ignore, warn, degraded, drain or park, such as 63=drain, or drain@3/24h for 3 in 24 hours"},
 		{"health.repeats", one(c.Health.Repeats), repeatsForm, "a number of faults in a number of hours; write 1 to 20 and the hours, such as 3/168h, or " + NoLimit},
 		{"metrics.textfile", one(c.Metrics.Textfile), pathForm, "an absolute path; write the directory of node_exporter's --collector.textfile.directory"},
+		{"health.proof", one(c.Health.Proof), proofForm, "valid; write " + ProofEvaluation + " or " + NoLimit},
 		{"docker.socket", one(c.Docker.Socket), pathForm, "an absolute path; write one that begins with /"},
 		{"job.profile", one(c.Job.Profile), profileForm, "valid; write " + ProfileCompatible + " or " + ProfileStrict},
 		{"job.network", one(c.Job.Network), networkForm, "valid; write " + NetworkBridge + " or " + NetworkInternet + " or " + NetworkNone},
