@@ -94,12 +94,20 @@ func (m *Machine) slots(h *reconcile.Host) ([]Slot, error) {
 // It uses the strict profile, which evaluations ask for, and if that fails the slot's profile. The
 // error is errJob if a job of the agent's goes first.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
-	p := slot.policy
-	strict, err := m.evaluate(ctx, p, imageID, config.ProfileStrict)
+	doc, err := Smoke()
+	if err != nil {
+		return Canary{}, err
+	}
+	return m.inProfiles(ctx, slot.policy, imageID, doc)
+}
+
+// inProfiles evaluates a payload in the strict profile, and if that fails in the slot's.
+func (m *Machine) inProfiles(ctx context.Context, p plan.JobPolicy, imageID string, doc []byte) (Canary, error) {
+	strict, err := m.evaluate(ctx, p, imageID, config.ProfileStrict, doc)
 	if err != nil || strict.Passed || p.Profile == config.ProfileStrict {
 		return strict, err
 	}
-	c, err := m.evaluate(ctx, p, imageID, p.Profile)
+	c, err := m.evaluate(ctx, p, imageID, p.Profile, doc)
 	if c.Passed {
 		c.NotStrict = strict.Reason
 	}
@@ -112,35 +120,38 @@ const canaryTime = 10 * time.Minute
 
 // evaluate has a limit of its own in each profile: the evaluation must reach its test_timeout in both, so that an image
 // that hangs fails and the slot is not at fault.
-func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string) (Canary, error) {
+func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string, doc []byte) (Canary, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.limit, canaryTime))
 	defer cancel()
 	c := Canary{Slot: p.Name, Profile: profile, Time: time.Now().UTC()}
-	end, output, err := run(ctx, p, imageID, profile)
+	end, output, err := run(ctx, p, imageID, profile, doc)
 	if err != nil {
 		return c, err
 	}
 	c.Seconds = time.Since(c.Time).Round(time.Millisecond).Seconds()
-	var doc []byte
+	var left []byte
 	if end.Files != "" {
 		root, err := os.OpenRoot(end.Files)
 		if err != nil { // the next job has cleared it away
 			return c, fmt.Errorf("%w: %w", ErrKilled, err)
 		}
-		doc, _ = result.ReadFile(root, result.File)
+		left, _ = result.ReadFile(root, result.File)
 		_ = root.Close()
 	}
-	c.Uploadable = len(doc) > 0
-	return judge(c, end, output, doc)
+	c.Uploadable = len(left) > 0
+	return judge(c, end, output, left)
 }
 
 // Smoke returns the payload, as JSON, of an evaluation that passes in any image that can
 // evaluate submissions.
-func Smoke() ([]byte, error) {
+func Smoke() ([]byte, error) { return payloadOf(map[string]int{"size": 64}) }
+
+// payloadOf returns the payload of smoke.py with a test case.
+func payloadOf(test map[string]int) ([]byte, error) {
 	doc, err := json.Marshal(map[string]any{
 		"lang": "py", "mode": "test", "main": "smoke.py",
 		"sources":      map[string]string{"smoke.py": smoke, "submission.py": submission},
-		"tests":        []map[string]int{{"size": 64}},
+		"tests":        []map[string]int{test},
 		"benchmarks":   []map[string]int{},
 		"test_timeout": int(canaryTime.Seconds()) / 2,
 	})
@@ -151,11 +162,7 @@ func Smoke() ([]byte, error) {
 }
 
 // run runs the job to its end, and returns the end of what it wrote to its standard error.
-func run(ctx context.Context, p plan.JobPolicy, imageID, profile string) (end slot.Outcome, output []byte, err error) {
-	doc, err := Smoke()
-	if err != nil {
-		return end, nil, err
-	}
+func run(ctx context.Context, p plan.JobPolicy, imageID, profile string, doc []byte) (end slot.Outcome, output []byte, err error) {
 	entrypoint := plan.ContainerBinary
 	spec := &job.Spec{
 		Kind: job.KindPlugin, JobID: "canary-" + rand.Text(), Image: imageID, Pull: job.PullMissing,
@@ -212,7 +219,7 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 	case run == nil:
 		c.Reason = "nothing was run"
 	case run.Passed && end.ExitCode == 0:
-		c.Passed = true
+		c.Passed, c.Computed = true, text.Line(run.Result.Get("test.0.message"), maxReason)
 	default:
 		c.Reason = cmp.Or(run.Result.Get("test.0.error"), lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission exited with %d", run.ExitCode))
 	}

@@ -40,26 +40,44 @@ float32 = None
 class cuda:
     @staticmethod
     def is_available(): return GPU
+    @staticmethod
+    def device_count(): return 2
 class T:
-    def __init__(self, on): self.on = on
+    def __init__(self, on, of): self.on, self.of = on, of
     def reshape(self, *a): return self
     def __mod__(self, n): return self
-    def cpu(self): return T("cpu")
+    def cpu(self): return T("cpu", self.of)
     def __matmul__(self, o): return self
-def arange(n, dtype, device): return T(device)
-def equal(a, b): return EQUAL
+def arange(n, dtype, device): return T(device, device)
+def equal(a, b): return a.of == b.of and EQUAL
 `
 	with := func(cuda, gpu, equal string) string {
 		return strings.NewReplacer("CUDA", cuda, "GPU", gpu, "EQUAL", equal).Replace(torch)
 	}
-	for _, tt := range []struct{ name, torch, submission, gpus, reason string }{
+	const none = "raise ModuleNotFoundError('none', name='torch')"
+	for _, tt := range []struct {
+		name, torch, submission, gpus, reason string
+
+		prove    int // GPUs; 0 is a canary
+		cuda     string
+		computed string
+	}{
 		{name: "a GPU that computes", torch: with(`"12.4"`, "True", "True")},
 		{name: "a GPU that is not seen", torch: with(`"12.4"`, "False", "True"), reason: "torch 2.9 sees no GPU"},
 		{name: "a slot without a GPU", torch: with(`"12.4"`, "False", "True"), gpus: "void"},
 		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU"},
 		{name: "torch without a GPU's runtime", torch: with("None", "False", "True")},
 		{name: "torch that is broken", torch: "import nowhere", reason: "torch is there and cannot be imported: No module named 'nowhere'"},
-		{name: "no torch", torch: "raise ModuleNotFoundError('none', name='torch')"},
+		{name: "no torch", torch: none},
+		{name: "two GPUs to prove", torch: with(`"12.4"`, "True", "True"), prove: 2, computed: "torch 2.9 multiplied matrices on each GPU"},
+		{name: "the second of them computes wrongly", torch: with(`"12.4"`, "True", `a.of == "cuda:0"`), prove: 2, reason: "torch 2.9 multiplies wrongly on the GPU"},
+		{name: "only two of three are there", torch: with(`"12.4"`, "True", "True"), prove: 3, reason: "torch 2.9 sees 2 of 3 GPUs"},
+		{name: "nothing that computes", torch: none, prove: 1, computed: "the container ran; nothing in the image computes on the GPU"},
+		{name: "torch for CPUs, and no driver", torch: with("None", "False", "True"), prove: 1, computed: "the container ran; nothing in the image computes on the GPU"},
+		{name: "the driver's library", torch: none, prove: 2, cuda: "2", computed: "the memory of each GPU keeps what is written"},
+		{name: "the driver's library that sees one GPU of two", torch: none, prove: 2, cuda: "1", reason: "CUDA sees 1 of 2 GPUs"},
+		{name: "a GPU that forgets", torch: none, prove: 1, cuda: "7", reason: "the memory of GPU 0 does not keep what is written"},
+		{name: "a GPU without memory", torch: none, prove: 1, cuda: "9", reason: "cuMemAlloc_v2 fails with CUDA error 2"},
 		{name: "a wrong result", torch: "", submission: "def custom_kernel(data): return []", reason: "python3 computes wrongly"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -69,8 +87,12 @@ def equal(a, b): return EQUAL
 			if tt.submission != "" {
 				program = tt.submission
 			}
+			test := map[string]int{"size": 64}
+			if tt.prove > 0 {
+				test["gpus"] = tt.prove
+			}
 			doc, err := json.Marshal(map[string]any{
-				"lang": "py", "mode": "test", "main": "smoke.py", "tests": []map[string]int{{"size": 64}}, "benchmarks": []string{},
+				"lang": "py", "mode": "test", "main": "smoke.py", "tests": []map[string]int{test}, "benchmarks": []string{},
 				"sources": map[string]string{"smoke.py": smoke, "submission.py": program, "torch.py": tt.torch},
 			})
 			must.Do(t, err)
@@ -80,6 +102,9 @@ def equal(a, b): return EQUAL
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
 			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config, "NVIDIA_VISIBLE_DEVICES="+tt.gpus)
 			cmd.Dir = dir
+			if tt.cuda != "" {
+				cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+fakeCUDA(t, tt.cuda))
+			}
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -87,10 +112,44 @@ def equal(a, b): return EQUAL
 			must.Do(t, err)
 			got, err := judge(Canary{}, slot.Outcome{}, nil, text)
 			must.Do(t, err)
-			want := Canary{Passed: tt.reason == "", Reason: tt.reason}
+			want := Canary{Passed: tt.reason == "", Reason: tt.reason, Computed: tt.computed}
 			must.Equal(t, want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch"))
 		})
 	}
+}
+
+// fakeCUDA builds a driver's library with the calls that a proof makes, and returns its directory. It has so many GPUs; of 7 each
+// forgets what is written, and of 9 none has memory.
+func fakeCUDA(t *testing.T, gpus string) (dir string) {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler")
+	}
+	const source = `
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+typedef uint64_t ptr;
+static int at = -1, ready;
+int cuInit(unsigned flags) { ready = flags == 0; return 0; }
+int cuDeviceGetCount(int *n) { *n = GPUS; return ready ? 0 : 3; }
+int cuDeviceGet(int *device, int k) { *device = k; return k < GPUS ? 0 : 101; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(intptr_t)(device + 1); return 0; }
+int cuCtxSetCurrent(void *context) { at = (int)(intptr_t)context; return 0; }
+int cuMemAlloc_v2(ptr *p, size_t n) { *p = (ptr)(uintptr_t)calloc(n, 1); return GPUS == 9 ? 2 : at > 0 ? 0 : 201; }
+int cuMemFree_v2(ptr p) { free((void *)(uintptr_t)p); return 0; }
+int cuMemcpyHtoD_v2(ptr to, const void *from, size_t n) { if (GPUS != 7) memcpy((void *)(uintptr_t)to, from, n); return 0; }
+int cuMemcpyDtoH_v2(void *to, ptr from, size_t n) { memcpy(to, (void *)(uintptr_t)from, n); return 0; }
+`
+	dir = t.TempDir()
+	must.Write(t, dir, "cuda.c", source)
+	out, err := exec.CommandContext(t.Context(), cc, "-shared", "-fPIC", "-DGPUS="+gpus, "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "cuda.c")).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return dir
 }
 
 func TestJudge(t *testing.T) {

@@ -58,6 +58,8 @@ type Canary struct {
 	Time      time.Time `json:"time"`
 	// Uploadable reports whether it left a result that the agent would upload.
 	Uploadable bool `json:"-"`
+	// Computed is what it did on the GPUs that it was asked to use.
+	Computed string `json:"-"`
 }
 
 // Refusal is an image that kbnode does not use again unattended.
