@@ -60,7 +60,7 @@ func (j *judge) gpus() {
 		}
 	}
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
-		forgotten := len(g.Faults) == 0 && g.Out == "" || j.s.Age-g.RemovedAt > repairTime
+		forgotten := len(g.Faults) == 0 && g.Out == "" && g.Fault == "" && g.Proof == nil || j.s.Age-g.RemovedAt > repairTime
 		return missing(g.ID) && forgotten && !slices.ContainsFunc(j.s.Marks, func(m Mark) bool { return m.GPU == g.ID })
 	})
 	j.driver()

@@ -94,9 +94,11 @@ type Signals struct {
 	ResetByHand map[string]time.Duration
 	// Returned maps GPUs, likewise, that an operator returns to service despite their faults.
 	Returned map[string]time.Duration
-	// Out is why slots were out of service for their GPUs' faults before the State was lost, by slot.
-	Out    map[int]string
-	Policy config.HealthPolicy
+	// Out is why slots were out of service for their GPUs' faults before the State was lost, by slot, and Faults the check
+	// that kept them out of service then.
+	Out, Faults map[int]string
+	Evaluations []Evaluation // that ended since the last call
+	Policy      config.HealthPolicy
 }
 
 // Slot is a slot as far as health needs it. A slot with several GPUs is listed once for
@@ -198,7 +200,7 @@ type Event struct {
 // Checks are the stable IDs of all verdicts; docs/health.md has a row for each.
 var Checks = []string{
 	checkRecovery, checkLost, checkMissing, checkError, checkGPUNVML, checkXid, checkECC, checkRemap,
-	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset, CheckRepeats,
+	checkThrottle, checkThermal, checkFabric, checkNVLink, checkPCIe, checkRAS, checkReset, CheckRepeats, CheckProof,
 	CheckDriver, checkNVML, checkSwitch, checkDisk, CheckDocker, checkClock, CheckUnit, checkOverdue, CheckAgent, CheckLimits,
 }
 
@@ -236,6 +238,9 @@ const (
 
 // CheckRepeats is the check whose verdict ends only when an operator says so.
 const CheckRepeats = "gpu.repeats"
+
+// CheckProof is the check whose verdict ends when an evaluation has passed, or an operator says so.
+const CheckProof = "gpu.proof"
 
 // Holding returns the strongest verdict that keeps jobs from a slot; ok is false if there
 // is none.

@@ -48,6 +48,7 @@ func Judge(prev State, in Signals) (State, []Verdict, []Event) {
 	j.slots()
 	j.settle()
 	j.countFaults()
+	j.prove()
 	j.s.truncate()
 	j.s.Moment = in.Moment
 	return j.s, j.verdicts(), j.events
@@ -76,6 +77,9 @@ func (j *judge) reboot() {
 	}
 	for i, g := range j.s.GPUs {
 		j.s.GPUs[i] = gpu{ID: g.ID, PCI: g.PCI, Vendor: g.Vendor, Links: g.Links, record: g.record}
+		if g.Proof != nil { // what failed may be mended now
+			j.s.GPUs[i].Proof = j.proofAfter(g.Proof.After, &j.s.GPUs[i])
+		}
 	}
 }
 
@@ -108,8 +112,12 @@ func (j *judge) name() {
 		}
 	}
 	for pci, id := range j.byPCI {
+		known := slices.ContainsFunc(j.s.GPUs, func(g gpu) bool { return g.ID == id })
 		g := j.gpu(id, pci)
 		g.PCI = pci
+		if !known {
+			j.inherit(g)
+		}
 	}
 	j.s.GPUs = slices.DeleteFunc(j.s.GPUs, func(g gpu) bool {
 		id := j.byPCI[g.ID]
@@ -254,7 +262,7 @@ func (j *judge) emit(e Event) {
 	if e.Time.IsZero() {
 		e.Time = j.in.Now
 	}
-	if e.Level == Info && e.Kind != "kernel" {
+	if e.Level == Info && e.Kind != "kernel" && e.Check != CheckProof {
 		return // normal conditions come and go
 	}
 	j.events = append(j.events, e)

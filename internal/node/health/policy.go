@@ -111,17 +111,34 @@ func (s State) FaultCount() (n int) {
 	return n
 }
 
-// returned forgets the faults of GPUs that an operator returns to service. Later ones stay.
+// returned forgets the faults of GPUs that an operator returns to service, or the proof that they owe if no faults
+// keep them out. Later ones stay.
 func (j *judge) returned() {
 	for _, s := range j.in.Slots {
-		if why, id := j.in.Out[s.Index], j.idOf(s); why != "" && id != "" {
+		id := j.idOf(s)
+		if id == "" {
+			continue
+		}
+		if why := j.in.Out[s.Index]; why != "" {
 			j.gpu(id, s.PCI).Out = why
+		}
+		if check := j.in.Faults[s.Index]; check != "" {
+			g := j.gpu(id, s.PCI)
+			g.Fault = cmp.Or(g.Fault, check)
 		}
 	}
 	for id, up := range j.in.Returned {
 		at := j.s.Age - max(0, j.in.Up-up)
 		for i := range j.s.GPUs {
-			if g := &j.s.GPUs[i]; g.ID == id || g.PCI == normalPCI(id) && g.PCI != "" {
+			g := &j.s.GPUs[i]
+			switch owes := gpuKey(CheckProof, g.ID); {
+			case g.ID != id && (g.PCI != normalPCI(id) || g.PCI == ""):
+			case g.Proof != nil && g.Out == "":
+				if g.Proof.Since <= at {
+					j.clear("an operator does without it", hasKey(owes))
+					g.Proof = nil
+				}
+			default:
 				g.Out = ""
 				g.Faults = slices.DeleteFunc(g.Faults, func(f fault) bool { return f.At <= at })
 			}

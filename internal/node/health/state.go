@@ -84,6 +84,8 @@ type record struct {
 	Faults    []fault       `json:"faults,omitempty"`     // in the policy's window
 	Faulty    bool          `json:"faulty,omitempty"`     // the last of Faults is not over
 	Out       string        `json:"out,omitempty"`        // why it stays out of service; "" if it need not
+	Fault     string        `json:"fault,omitempty"`      // check of the fatal verdict that keeps jobs from it; "" if none does
+	Proof     *proof        `json:"proof,omitempty"`      // what it owes since the last one ended
 	RemovedAt time.Duration `json:"removed_at,omitempty"` // by State.Age, when it was first missed and no slot's; 0 if it is there
 }
 
@@ -92,7 +94,10 @@ func (r record) union(o record) record {
 	both := func(a, b []fault) []fault {
 		return slices.SortedFunc(slices.Values(slices.Concat(a, b)), func(x, y fault) int { return cmp.Compare(x.At, y.At) })
 	}
-	return record{Xids: both(r.Xids, o.Xids), Faults: both(r.Faults, o.Faults), Faulty: r.Faulty || o.Faulty, Out: cmp.Or(r.Out, o.Out)}
+	return record{
+		Xids: both(r.Xids, o.Xids), Faults: both(r.Faults, o.Faults), Faulty: r.Faulty || o.Faulty,
+		Out: cmp.Or(r.Out, o.Out), Fault: cmp.Or(r.Fault, o.Fault), Proof: cmp.Or(r.Proof, o.Proof),
+	}
 }
 
 // fault is a fault of a GPU.
@@ -139,6 +144,11 @@ func (s State) clone() State {
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		g.Recent, g.Xids, g.Faults = slices.Clone(g.Recent), slices.Clone(g.Xids), slices.Clone(g.Faults)
+		if g.Proof != nil {
+			owed := *g.Proof
+			owed.Passed = slices.Clone(owed.Passed)
+			g.Proof = &owed
+		}
 	}
 	return s
 }
