@@ -594,6 +594,22 @@ func TestLend(t *testing.T) {
 	must.Equal(t, []int{104}, r.killed)
 }
 
+// TestLendLooksAgain: a job of root's looks again at a slot that is parked, as nothing else does while its agent is stopped.
+func TestLendLooksAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newSlotRig(t)
+		r.exit(bootstrapPID)
+		r.start(500, otherCgroup)
+		r.use.Compute = []nvml.Process{{PID: 500, UsedBytes: 1}}
+		r.want(r.ended, "is used by process 500")
+		r.want(r.lends, "is used by process 500")
+		r.use.Compute = nil
+		r.want(r.begins, "is used by process 500")
+		r.want(r.lends, "")
+	})
+}
+
 // TestClearWaits: an agent does not start while its slot is parked. Its start is counted once.
 func TestClearWaits(t *testing.T) {
 	t.Parallel()

@@ -204,7 +204,7 @@ func (g *guard) begin(ctx context.Context, root bool) error {
 		}
 	}
 	parked, err := g.parked()
-	if !g.cleared() {
+	if !g.cleared() || root && parked != "" { // while no agent starts, no one else looks again
 		parked, err = g.clean(ctx, beginTime)
 	}
 	if err == nil && parked != "" {
