@@ -64,8 +64,9 @@ func newResume(s term.Streams) *cobra.Command {
 		Aliases: []string{"undrain"},
 		Short:   "Let drained slots take jobs again",
 		Long: `Let slots that kbnode drain drained take jobs again. A slot that a health verdict
-drained returns by itself when the cause is gone, unless its GPU failed too often
-(gpu.repeats): then this command returns it.
+drained returns by itself when the cause is gone and a short evaluation has passed,
+unless its GPU failed too often (gpu.repeats): then this command returns it. It also
+returns a GPU without the evaluation (gpu.proof).
 
 Some drivers do not report that a GPU was reset. With --mended, earlier messages in
 the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
@@ -164,7 +165,7 @@ func resume(ctx context.Context, s term.Streams, f drainFlags, args []string) er
 			return err
 		}
 	}
-	if err := n.ReturnGPUs(ctx, host.Host, selected); err != nil {
+	if err := n.ReturnGPUs(ctx, host.Host, selected, f.mended); err != nil {
 		return err
 	}
 	host.Log = nil // each slot has its own line

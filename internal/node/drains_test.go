@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
+	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -74,13 +75,62 @@ func TestReturnGPUs(t *testing.T) {
 	must.Write(t, n.Root, "run/kbnode/x", "")
 	_, _, err := n.Drain(t.Context(), host, one, plan.Drain{Reason: "fan"}, warn)
 	must.Do(t, err)
-	must.Do(t, n.ReturnGPUs(t.Context(), host, one))
-	must.Do(t, n.ReturnGPUs(t.Context(), host, Selection{All: true}))
+	must.Do(t, n.ReturnGPUs(t.Context(), host, one, false))
+	must.Do(t, n.ReturnGPUs(t.Context(), host, Selection{All: true}, false))
 	if daemon.ReportPending(n.Root) {
 		t.Error("the GPU returns by the way")
 	}
 	_, err = n.Resume(t.Context(), host, one, warn)
 	must.Do(t, err)
-	must.Do(t, n.report(t.Context(), host, one, true))
+	must.Do(t, n.report(t.Context(), host, one, []string{health.CheckRepeats}))
 	must.Contain(t, must.Read(t, filepath.Join(n.Root, "run/kbnode/returned.json")), "GPU-x")
+}
+
+// TestResumeWithoutProof returns a GPU without the evaluation that it owes, but not one that was mended, and of a slot with both
+// verdicts only the one that failed too often.
+func TestResumeWithoutProof(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "makes users")
+	n, host := installed(t)
+	one := Selection{Names: []string{"gpu0"}}
+	verdict := func(check, gpu string) string {
+		return `{"check": "` + check + `", "gpu": "` + gpu + `", "slots": [0], "level": "info", "effect": "drain"}`
+	}
+	both := []string{health.CheckRepeats, health.CheckProof}
+	must.Write(t, n.Root, "run/kbnode/x", "")
+	must.Write(t, n.Root, daemon.HealthPath, `{"verdicts": [`+verdict(health.CheckProof, "GPU-x")+`]}`)
+	must.Do(t, n.ReturnGPUs(t.Context(), host, one, true))
+	must.Do(t, n.ReturnGPUs(t.Context(), host, Selection{All: true}, false))
+	if daemon.ReportPending(n.Root) {
+		t.Error("the GPU returns by the way")
+	}
+	must.Do(t, n.report(t.Context(), host, one, both))
+	must.Contain(t, must.Read(t, filepath.Join(n.Root, "run/kbnode/returned.json")), "GPU-x")
+	must.Contain(t, must.Read(t, filepath.Join(n.Root, events.Path)), "an operator returns the GPU of gpu0 to service without an evaluation")
+
+	must.Write(t, n.Root, daemon.HealthPath, `{"verdicts": [`+verdict(health.CheckProof, "GPU-y")+`,`+verdict(health.CheckRepeats, "GPU-z")+`]}`)
+	must.Do(t, n.report(t.Context(), host, one, both))
+	text := must.Read(t, filepath.Join(n.Root, "run/kbnode/returned.json"))
+	must.Contain(t, text, "GPU-z")
+	if strings.Contains(text, "GPU-y") {
+		t.Errorf("returned %s", text)
+	}
+}
+
+// TestWithoutImage lets a GPU take jobs where there has been no image, and waits for one that is missing.
+func TestWithoutImage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	passed, says, err := withoutImage("eval:1", dir)
+	if !passed || err != nil || !strings.Contains(says, "no image eval:1") {
+		t.Errorf("%t, %q, %v", passed, says, err)
+	}
+	must.Write(t, dir, "images.json", `{"schema": 1, "name": "eval:1", "current": {"id": "sha256:1", "since": "2026-11-21T12:00:00Z"}}`)
+	passed, _, err = withoutImage("eval:1", dir)
+	must.Err(t, err, "the image eval:1 is missing; type sudo kbnode image update")
+	must.Write(t, dir, "images.json", `{torn`)
+	torn, _, err := withoutImage("eval:1", dir)
+	if passed || torn || err == nil {
+		t.Errorf("%t, %t, %v", passed, torn, err)
+	}
 }

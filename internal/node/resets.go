@@ -25,26 +25,30 @@ const resetTime = 2 * time.Minute
 // ReportResets tells the daemon that the GPUs of slots were reset by hand, and waits until it has
 // judged them again.
 func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected Selection) error {
-	if err := n.report(ctx, host, selected, false); err != nil {
+	if err := n.report(ctx, host, selected, nil); err != nil {
 		return err
 	}
 	return n.awaitReports(ctx, host)
 }
 
-// ReturnGPUs likewise tells the daemon that the slots' GPUs may take jobs despite their repeated faults. It
-// does nothing if that keeps none of the node's from jobs, for all slots together, or for one that an operator drained: then
-// resume ends a repair, and which GPU may come back is another decision.
-func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection) error {
-	if h, err := daemon.ReadHealth(n.Root); selected.All || err != nil || !slices.ContainsFunc(h.Verdicts, repeated) {
+// ReturnGPUs likewise tells the daemon that the slots' GPUs may take jobs despite their repeated faults, or else without the
+// evaluation that they owe; mended says that this one is to be tried again. It does nothing if that keeps none of the node's
+// from jobs, for all slots together, or for one that an operator drained: then resume ends a repair, and which GPU may come
+// back is another decision.
+func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection, mended bool) error {
+	checks := []string{health.CheckRepeats, health.CheckProof}
+	if mended {
+		checks = checks[:1]
+	}
+	h, err := daemon.ReadHealth(n.Root)
+	if selected.All || err != nil || !slices.ContainsFunc(h.Verdicts, func(v health.Verdict) bool { return slices.Contains(checks, v.Check) }) {
 		return nil //nolint:nilerr // the daemon writes it again; a drain is taken back without it
 	}
-	if err := n.report(ctx, host, selected, true); err != nil {
+	if err := n.report(ctx, host, selected, checks); err != nil {
 		return err
 	}
 	return n.awaitReports(ctx, host)
 }
-
-func repeated(v health.Verdict) bool { return v.Check == health.CheckRepeats }
 
 func (n *Node) awaitReports(ctx context.Context, host *reconcile.Host) error {
 	if !daemon.ReportPending(n.Root) {
@@ -66,8 +70,9 @@ func (n *Node) awaitReports(ctx context.Context, host *reconcile.Host) error {
 	return nil
 }
 
-// report leaves the message for the daemon, which must be running.
-func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Selection, returned bool) error {
+// report leaves the message for the daemon, which must be running: the GPUs are returned from the first of the checks that
+// keeps them from jobs, or were reset if there are no checks.
+func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Selection, checks []string) error {
 	now, err := signals.Now()
 	if err != nil {
 		return err
@@ -84,14 +89,14 @@ func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Select
 		return errRebootWaits
 	}
 	all := n.Plan.Slots
-	if returned { // which resume accepts
+	if checks != nil { // which resume accepts
 		all = slices.Concat(all, slotless(n.Plan, n.Drains))
 	}
 	slots, err := selected.In(all)
 	if err != nil {
 		return err
 	}
-	gpus, happened, err := n.reportOf(slots, returned)
+	gpus, happened, err := n.reportOf(slots, checks)
 	if err != nil || len(gpus) == 0 {
 		return err
 	}
@@ -101,15 +106,15 @@ func (n *Node) report(ctx context.Context, host *reconcile.Host, selected Select
 	if err := (events.Log{File: filepath.Join(n.Root, events.Path)}).Add(happened...); err != nil {
 		n.Log.Warn("event not recorded", "err", err)
 	}
-	if returned {
+	if checks != nil {
 		return daemon.ReportReturn(n.Root, gpus, now.Up)
 	}
 	return daemon.ReportReset(n.Root, gpus, now.Up)
 }
 
-// reportOf returns the GPUs of slots that were reset or, if returned is true, that stay out for their faults.
-func (n *Node) reportOf(slots []plan.Slot, returned bool) (gpus []string, happened []events.Event, err error) {
-	if !returned {
+// reportOf returns the GPUs of slots that report is about.
+func (n *Node) reportOf(slots []plan.Slot, checks []string) (gpus []string, happened []events.Event, err error) {
+	if checks == nil {
 		for _, sl := range slots {
 			for _, g := range sl.GPUs {
 				gpus = append(gpus, cmp.Or(g.UUID, g.PCI))
@@ -118,15 +123,22 @@ func (n *Node) reportOf(slots []plan.Slot, returned bool) (gpus []string, happen
 		}
 		return gpus, happened, nil
 	}
+	despite := map[string]string{health.CheckRepeats: "despite its faults", health.CheckProof: "without an evaluation"}
 	h, err := daemon.ReadHealth(n.Root)
 	for _, sl := range slots {
 		if slices.ContainsFunc(sl.Drains, func(d plan.Drain) bool { return d.By == plan.ByOperator }) {
 			continue
 		}
-		for _, v := range h.Verdicts {
-			if repeated(v) && slices.Contains(v.Slots, sl.Index) {
-				gpus = append(gpus, v.GPU)
-				happened = append(happened, events.Event{Kind: "resume", Slot: sl.Index, By: plan.ByOperator, Text: "an operator returns the GPU of " + sl.Name + " to service despite its faults"})
+		for _, check := range checks {
+			before := len(gpus)
+			for _, v := range h.Verdicts {
+				if v.Check == check && slices.Contains(v.Slots, sl.Index) {
+					gpus = append(gpus, v.GPU)
+					happened = append(happened, events.Event{Kind: "resume", Slot: sl.Index, By: plan.ByOperator, Text: "an operator returns the GPU of " + sl.Name + " to service " + despite[check]})
+				}
+			}
+			if len(gpus) > before {
+				break
 			}
 		}
 	}

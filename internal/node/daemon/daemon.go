@@ -31,6 +31,9 @@ type Node interface {
 	GPUs(ctx context.Context) (*health.GPUs, error)
 	// Docker returns why the engine behind a socket does not answer; nil if it does.
 	Docker(ctx context.Context, socket string) error
+	// Evaluate has a slot run a short evaluation as a job that uses each of its GPUs. says is what was computed, or why it did
+	// not pass. An error means that it did not run, or not to its end.
+	Evaluate(ctx context.Context, slot int) (passed bool, says string, err error)
 	// Signals reads what files and system calls report about the node, with the space on
 	// some disks. What it could not read is listed in the result, and in the error.
 	Signals(root string, disks []string) (health.Node, error)
@@ -128,6 +131,7 @@ type daemonLoop struct {
 	rebootRelease func()        // releases the lock that a reboot under way holds; nil if there is none
 	health        *healthState
 	judged        reports // by which was judged, and that are not answered
+	evaluations   evaluations
 }
 
 func newDaemon(o Options) *daemonLoop {
@@ -151,6 +155,7 @@ func newDaemon(o Options) *daemonLoop {
 func (d *daemonLoop) loop(ctx context.Context) {
 	defer d.stopWatch()
 	defer d.endReboot()
+	defer d.evaluations.close()
 	whole, failed := true, 0
 	for {
 		d.Notify(daemon.SdNotifyWatchdog)

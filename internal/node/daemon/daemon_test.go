@@ -60,6 +60,8 @@ type fakeNode struct {
 	away         map[int]string // why the plan parks slots
 	clock        health.Clock
 	loanEnd      time.Time
+	proof        bool // GPUs owe an evaluation after a fault
+	evaluate     func(ctx context.Context, slot int) (passed bool, says string, err error)
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -86,7 +88,7 @@ func (n *fakeNode) Read(context.Context) (*Reading, error) {
 		Started:   n.started,
 		Drains:    n.drains(),
 		Metrics:   config.Metrics{Listen: n.listen},
-		Policy:    config.HealthPolicy{Repeats: config.Rate{Count: 3, Hours: 168}},
+		Policy:    config.HealthPolicy{Repeats: config.Rate{Count: 3, Hours: 168}, Proof: n.proof},
 		Notify:    config.Notify{URL: n.listen},
 		Socket:    "/run/docker.sock",
 		LoanEnd:   n.loanEnd,
@@ -145,6 +147,10 @@ func (n *fakeNode) GPUs(context.Context) (*health.GPUs, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return &health.GPUs{List: slices.Clone(n.gpus)}, nil
+}
+
+func (n *fakeNode) Evaluate(ctx context.Context, slot int) (bool, string, error) {
+	return n.evaluate(ctx, slot)
 }
 
 func (n *fakeNode) Docker(context.Context, string) error {

@@ -150,6 +150,7 @@ type observation struct {
 	changes []reconcile.Change // from state to plan
 	gpus    *health.GPUs       // nil: not read
 	out     map[int]string     // slots whose drains for repeated faults are stored, and why
+	faults  map[int]string     // slots that a fault's stored drain keeps out of service, and its check
 	node    bool               // also read disks, engine and services
 }
 
@@ -165,7 +166,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	if !slices.Contains(unread, health.CheckAgent) {
 		d.recordParked(o.plan, states, moment.Now)
 	}
-	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.reading.Policy, Out: o.out}
+	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.reading.Policy, Out: o.out, Faults: o.faults, Evaluations: d.evaluations.take()}
 	for i := range in.Slots {
 		in.Slots[i].Unread = unread
 	}
@@ -187,7 +188,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	drains := append(drainsOf(verdicts, o.plan, moment.Now), d.loanDrains(o.plan)...)
 	d.hold(ctx, host, states, slices.Contains(unread, health.CheckAgent), drains)
 	d.recordHealth(happened)
-	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0
+	d.health.unsaved = d.health.unsaved || len(happened) > 0 || len(in.ResetByHand) > 0 || len(in.Returned) > 0 || len(in.Evaluations) > 0
 	faults := state.FaultCount()
 	d.health.unsaved = d.health.unsaved || faults != d.health.faultCount || faults > 0 && state.Age-d.health.aged > ageTime
 	if saved := d.health.unsaved && d.save() == nil; saved && o.gpus != nil { // on a full disk, the next pass tries again

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// drainsOf returns the drains that verdicts require: the strongest one of each slot, and beside it that of repeated faults,
-// which must hold even if the state of the health is lost.
+// drainsOf returns the drains that verdicts require: the strongest one of each slot, and beside it those of repeated faults
+// and of a proof that is owed, which must hold even if the state of the health is lost.
 func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Drain {
 	var drains []plan.Drain
 	for _, s := range p.Slots {
@@ -23,10 +23,12 @@ func drainsOf(verdicts []health.Verdict, p *plan.Plan, now time.Time) []plan.Dra
 		if held {
 			drains = append(drains, drainOf(strongest, s.Index, now))
 		}
-		for _, v := range verdicts {
-			repeats := v.Check == health.CheckRepeats && v.Effect > health.None && slices.Contains(v.Slots, s.Index)
-			if repeats && v.Check != strongest.Check {
-				drains = append(drains, drainOf(v, s.Index, now))
+		for _, check := range []string{health.CheckRepeats, health.CheckProof} {
+			i := slices.IndexFunc(verdicts, func(v health.Verdict) bool {
+				return v.Check == check && v.Effect > health.None && slices.Contains(v.Slots, s.Index)
+			})
+			if i >= 0 && check != strongest.Check {
+				drains = append(drains, drainOf(verdicts[i], s.Index, now))
 			}
 		}
 	}

@@ -48,7 +48,9 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	if err != nil {
 		return err
 	}
-	return d.converge(ctx, host, o, drains, whole)
+	err = d.converge(ctx, host, o, drains, whole)
+	d.evaluate()
+	return err
 }
 
 // converge brings the machine to its plan, once its health was judged.
@@ -140,7 +142,7 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 	d.snapshot.State = state
 	d.gpusAt = d.wholeAt
 	changes := reconcile.Diff(r.Plan, state)
-	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, out: d.outOf(r.Drains), gpus: &health.GPUs{
+	required := d.judge(ctx, host, observation{plan: r.Plan, state: state, changes: changes, node: first, out: d.outOf(r.Drains), faults: d.faultsOf(r.Drains), gpus: &health.GPUs{
 		Started: r.Started, List: r.Inventory.GPUs, NVIDIA: r.Inventory.NVIDIA, Bus: signals.ReadBus(host.Root, r.Inventory.GPUs), Unread: r.Inventory.Unread,
 	}})
 	drains := withHealth(d.withReboot(d.current(r.Drains), r.Plan), required)
