@@ -175,6 +175,16 @@ func TestProofMeanwhile(t *testing.T) {
 			later(time.Minute)
 			all.check(t, 2, 1)
 		},
+		"a configuration with a typo": func(t *testing.T, n *fakeNode, all *trials, _ func()) {
+			all.answers <- errors.New("not now")
+			later(time.Second)
+			n.set(func() { n.err, n.stamp = errors.New("a key that no one knows"), "typo" })
+			later(20 * time.Minute)
+			all.check(t, 1, 0)
+			n.set(func() { n.err = nil })
+			later(time.Minute)
+			all.check(t, 2, 1)
+		},
 		"a restart": func(t *testing.T, n *fakeNode, all *trials, restart func()) {
 			restart()
 			all.check(t, 2, 1)
