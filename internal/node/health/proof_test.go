@@ -1,6 +1,8 @@
 package health
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -309,5 +311,57 @@ func TestProofOfALostState(t *testing.T) {
 		n.want(n.judgeAfter(time.Second, func(in *Signals) { in.GPUs.Bus[pci(3)] = Bus{Dead: true} }), "gpu.lost fatal park [3]")
 		n.in.Faults = nil
 		n.want(n.judgeAfter(time.Minute, nil), owes)
+	}
+}
+
+// TestProofHolds lets anything happen in any order: no slot takes jobs again after a fatal verdict of its GPU unless an
+// evaluation in it has passed since then, and none owes one without such a verdict.
+func TestProofHolds(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // of a test
+		n := newNode(t, withPolicy(proving))
+		owed := map[int]bool{}
+		for step := range 60 {
+			began, later := n.in.Up, time.Duration(1+r.IntN(4000))*time.Second
+			if r.IntN(12) == 0 {
+				n.in.Boot, n.in.Up = fmt.Sprint(step), time.Minute
+			}
+			n.in.ResetByHand = nil
+			if r.IntN(3) == 0 {
+				n.in.ResetByHand = map[string]time.Duration{uuid(r.IntN(8)): n.in.Up + later}
+			}
+			e := []Evaluation{passes(r.IntN(8)), fails(r.IntN(8)), unknown(r.IntN(8))}[r.IntN(3)]
+			e.Began = began
+			if r.IntN(3) == 0 || n.in.Up != began {
+				e.Began = -9000 * time.Hour
+			}
+			got := n.judgeAfter(later, func(in *Signals) {
+				in.Evaluations = []Evaluation{e}
+				if r.IntN(4) == 0 {
+					in.Kernel = n.facts(in.Up, xidLineOf(r.IntN(8), []int{48, 79, 119, 31}[r.IntN(4)], "words"))
+				}
+				switch r.IntN(8) {
+				case 0, 1:
+					in.GPUs = nil
+				case 2:
+					in.GPUs.Bus[pci(r.IntN(8))] = Bus{Dead: true}
+				}
+			})
+			for k := range 8 {
+				held, ok := Holding(got, k)
+				faulty := slices.ContainsFunc(got, func(v Verdict) bool {
+					return v.Level == Fatal && v.Check != CheckProof && v.Check != CheckRepeats && slices.Contains(v.Slots, k)
+				})
+				passed := e.Passed && e.Slot == k && e.Began == began && !ok
+				switch {
+				case owed[k] && !ok && !passed:
+					t.Fatalf("seed %d, step %d: slot %d takes jobs: %v", seed, step, k, short(got))
+				case !owed[k] && !faulty && ok && held.Check == CheckProof:
+					t.Fatalf("seed %d, step %d: slot %d owes an evaluation: %v", seed, step, k, short(got))
+				}
+				owed[k] = (owed[k] || faulty) && !passed
+			}
+		}
 	}
 }
