@@ -319,7 +319,7 @@ func TestProofOfALostState(t *testing.T) {
 func TestProofHolds(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(20) {
-		r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // of a test
+		r := rand.New(rand.NewPCG(seed, 1))
 		n := newNode(t, withPolicy(proving))
 		owed := map[int]bool{}
 		for step := range 60 {
