@@ -343,8 +343,11 @@ def serve(setup, memory, channel):
         if setup["gpu"]:
             source_gpu, target_gpu = (GPU(0, handle) for handle in setup["gpu"])
             finish = source_gpu.torch.cuda.synchronize
-        from submission import custom_kernel as kernel
+        import submission
 
+        kernel = getattr(submission, "custom_kernel", None)
+        if not callable(kernel):
+            raise Unfit("the submission has no function custom_kernel; define custom_kernel(data) or custom_kernel(data, output)")
         in_place = takes_output(kernel)
         if setup["profile"] and finish:
             kernel = marked(kernel, source_gpu.torch.cuda)

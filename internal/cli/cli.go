@@ -21,8 +21,8 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job/environ"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
-	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Streams are the command line's standard streams.
@@ -53,10 +53,14 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	if err == nil {
 		return term.ExitDone
 	}
+	if missing := requiredFlags().FindStringSubmatch(err.Error()); missing != nil { // cobra's error has no type
+		err = term.Usagef("--%s is missing; add it", strings.ReplaceAll(missing[1], `", "`, " and --"))
+	}
+	err = hints{s}.retyped(err)
 	code := term.ExitNo
 	if exit, ok := errors.AsType[*term.ExitError](err); ok {
 		code = exit.Code
-	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil || isUsage(err) {
+	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil {
 		code = term.ExitUsage
 	}
 	if msg := term.Hide(err.Error(), term.Secrets(args)); msg != "" {
@@ -67,45 +71,7 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	return code
 }
 
-// isUsage recognizes cobra's error for a missing required flag, which has no type.
-func isUsage(err error) bool { return strings.HasPrefix(err.Error(), "required flag") }
-
-// checkArgs turns what a command says about its arguments into a usage error that says what to
-// type instead, and checks flags that are numbers.
-func checkArgs(cmd *cobra.Command, hint hints) {
-	checkNumbers(cmd)
-	for _, sub := range cmd.Commands() {
-		checkArgs(sub, hint)
-	}
-	check := cmd.Args
-	if check == nil {
-		if cmd.Name() == "help" {
-			return
-		}
-		check = cobra.NoArgs
-	}
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		err := check(cmd, args)
-		if err == nil {
-			return nil
-		}
-		var better error
-		if len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:1]) != nil {
-			better = hint.unknownArgument(cmd, args[0])
-		}
-		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
-			better = hint.problemFirst(cmd, args[0])
-		}
-		if better == nil && strings.Contains(err.Error(), "arg(s)") { // cobra's words
-			err = errors.New("what to work on is not named")
-			if len(args) > 0 {
-				err = fmt.Errorf("%q is one word too many", text.Line(args[len(args)-1], 60))
-			}
-			return term.Usagef("%w; write %s %s", err, cmd.Parent().CommandPath(), cmd.Use)
-		}
-		return cmp.Or(better, term.Usagef("%w; see %s --help", err, cmd.CommandPath()))
-	}
-}
+var requiredFlags = lazy.Regexp(`^required flag\(s\) "(.*)" not set$`)
 
 func newRoot(s term.Streams) *cobra.Command {
 	root := &cobra.Command{
@@ -137,8 +103,10 @@ func newRoot(s term.Streams) *cobra.Command {
 	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, plumbing, operator.NewRunner(s), sudo(newReconcile(s)), newVersion(s))
 	root.AddCommand(operator.NewPayload(s), sudo(newDaemon(s)), newClear(), newRunJob(s), newRunHook(), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
-	for _, cmd := range root.Commands() {
-		cmd.SuggestFor = synonyms[cmd.Name()]
+	for path, words := range synonyms {
+		if cmd, _, err := root.Find(strings.Fields(path)); err == nil {
+			cmd.SuggestFor = words
+		}
 	}
 	root.SetHelpCommandGroupID(plumbing)
 	root.SetCompletionCommandGroupID(plumbing)

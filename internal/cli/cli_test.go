@@ -142,7 +142,7 @@ func TestSlotsOfUnits(t *testing.T) {
 // TestTyped types each line of testdata/typed.txt and compares all that kbnode prints: a wrong line is
 // answered with the right one before the machine is asked anything, and no secret is repeated.
 func TestTyped(t *testing.T) {
-	for _, name := range []string{"BUILDKITE_AGENT_TOKEN", "BUILDKITE_API_TOKEN", "BUILDKITE_API_URL", "BUILDKITE_ORG", "BUILDKITE_PIPELINE", "GPU_TYPE", "KBNODE_DB"} {
+	for _, name := range []string{"BUILDKITE_AGENT_TOKEN", "BUILDKITE_API_TOKEN", "BUILDKITE_API_URL", "BUILDKITE_ORG", "BUILDKITE_PIPELINE", "GPU_TYPE", "KBNODE_DB", "BUILDKITE_ORGANIZATION_SLUG", "BUILDKITE_TOKEN"} {
 		t.Setenv(name, "")
 	}
 	dir := typedFiles(t)
@@ -189,10 +189,17 @@ func typedFiles(t *testing.T) (dir string) {
 		"hopper/submission.cu": "",
 		"vectors/task.yml":     `{files: [{name: submission.py, source: "@SUBMISSION@"}], lang: py, config: {main: submission.py}, tests: []}`,
 		"guide.cu":             "", "guide.py": "", "cuda.json": `{"lang": "cu"}`,
-		"Dockerfile": "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
-		"large":      strings.Repeat(" ", 1<<20+1),
-		"text":       "steps:\n",
-		"bare.txtar": "-- proc/version --\nLinux\n",
+		"Dockerfile":   "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
+		"large":        strings.Repeat(" ", 1<<20+1),
+		"text":         "steps:\n",
+		"bare.txtar":   "-- proc/version --\nLinux\n",
+		"packed.txtar": "\x1f\x8b\x08", "inventory.json": `{"schema": 1}`, "node.txtar/x": "",
+		"empty.py": "\n", "mine.ipynb": "{}", "my kernel.py": "", "yaml/task.yaml": "",
+		"quoted": `"bkua_0123456789"`, "api": "bkua_0123456789",
+
+		"tab.yaml": "job:\n\tprofile: strict\n", "equals.yaml": "queue = b200\n", "list.yaml": "- queue: b200\n", "open.yaml": "queue: \"b200\n",
+		"deeper.yaml": "queue: b200\n  node: x\n", "star.yaml": "queue: *b\n", "latin.yaml": "queue: \xff\n",
+		"place.yaml": "time_limit: 2h\njob:\n  queue: b200\nimage: ghcr.io/x/y:1\nagent:\n  token: bkct_secret\n",
 
 		"well.yaml":    "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n",
 		"nothing.yaml": "# nothing\n",
@@ -208,7 +215,7 @@ func typedFiles(t *testing.T) (dir string) {
 	} {
 		must.Write(t, dir, name, text)
 	}
-	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "huge"), nil, 0o600), os.Truncate(filepath.Join(dir, "huge"), 1<<40))
+	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Remove(filepath.Join(dir, "node.txtar/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "huge"), nil, 0o600), os.Truncate(filepath.Join(dir, "huge"), 1<<40))
 	must.Do(t, err)
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))

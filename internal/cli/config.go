@@ -70,22 +70,25 @@ func configText(s term.Streams, name string) ([]byte, error) {
 	if name != "-" {
 		f, err := os.Open(name)
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
-			return nil, fmt.Errorf("%s does not exist; name the file to check", name)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("read configuration: %s does not exist; fix the path, or write - for standard input", name)
+			return nil, fmt.Errorf("%s does not exist; name the file to check, or write - for standard input", name)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read configuration: %w", err)
+			return nil, fmt.Errorf("read configuration: %w", text.FileError(name, err, "fix the path, or write - for standard input"))
 		}
 		defer func() { _ = f.Close() }()
 		in = f
 	}
-	text, err := io.ReadAll(io.LimitReader(in, node.MaxInput))
+	doc, err := io.ReadAll(io.LimitReader(in, node.MaxInput))
+	if name != "-" {
+		err = text.FileError(name, err, "")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return text, nil
+	if name == "-" && len(doc) == 0 {
+		return nil, term.Usagef("standard input is empty; pipe the file in, or name it")
+	}
+	return doc, nil
 }
 
 func checkConfig(s term.Streams, name string, doc []byte, asJSON bool) error {

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,8 +42,13 @@ before stay drained. kbnode resume --all cancels it.`,
   sudo kbnode drain --all --reboot`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if cmd.Flags().Changed("until") && f.until == "" {
-				return term.Usagef("--until is empty; write when the drain ends, such as 18:00, or leave it out")
+			if line := (hints{s}).quotedReason(cmd, args); line != nil {
+				return s.Advise("a reason with blanks needs quotes", line)
+			}
+			for _, word := range args {
+				if i := slices.Index(s.Typed, word); f.wait && i > 0 && s.Typed[i-1] == "--wait" && likelyTimes(word) != nil && node.LikelySlots(word) == nil {
+					return s.Advise("--wait takes no time", s.With(i, "--timeout", word))
+				}
 			}
 			return drain(cmd.Context(), s, f, args)
 		},

@@ -1,11 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,9 +18,29 @@ import (
 
 type hints struct{ term.Streams }
 
+// accepted returns the first of these lines that kbnode's flags and arguments accept, or nil: a line that is refused
+// in turn is no advice.
+func accepted(lines ...[]string) []string {
+	for _, line := range lines {
+		root := Commands()
+		root.InitDefaultVersionFlag()
+		cmd, rest, err := root.Find(line)
+		if line == nil || err != nil {
+			continue
+		}
+		cmd.InitDefaultHelpFlag()
+		if cmd.ParseFlags(rest) == nil && cmd.ValidateArgs(cmd.Flags().Args()) == nil {
+			return line
+		}
+	}
+	return nil
+}
+
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
 // says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
+	root.InitDefaultHelpFlag() // they take no value: kbnode --help install is about install
+	root.InitDefaultVersionFlag()
 	cmd, rest, _ := root.Find(h.Typed) // the error is only of the first word
 	if cmd.Name() == "help" {
 		cmd, rest, _ = root.Find(rest)
@@ -34,25 +53,37 @@ func (h hints) command(root *cobra.Command) error {
 		return nil
 	}
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
-	asked := cmp.Or(sameAnswers[word], word)
-	if cmd != root {
-		asked = cmd.Name() + " " + word
+	asked := strings.TrimPrefix(pathOf(cmd)+" "+word, "kbnode ")
+	if same, ok := sameAnswers[asked]; ok {
+		asked = same
 	}
 	if answer := answers[asked]; answer != "" {
 		return term.Usagef("%s; %s", says, answer)
 	}
+	i := slices.Index(h.Typed, word)
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
-		lines = append(lines, h.With(slices.Index(h.Typed, word), name))
+		lines = append(lines, h.instead(i, name))
+	}
+	if len(lines) == 0 && cmd == root && i+1 < len(h.Typed) { // as in kbnode job cancel RUN
+		for _, name := range append(nearCommands(root, h.Typed[i+1]), h.Typed[i+1]) {
+			if line := accepted(slices.Replace(slices.Clone(h.Typed), i, i+2, name)); line != nil && isCommand(root, name) {
+				lines = append(lines, line)
+			}
+		}
 	}
 	switch {
 	case len(lines) > 0:
 		return h.Advise(says, lines...)
 	case cmd == root:
 		return term.Usagef("%s; kbnode --help lists the commands", says)
+	case strings.HasSuffix(word, ".yml") || strings.HasSuffix(word, ".yaml"):
+		return term.Usagef("%s; it prints to standard output: write %s%s>%s", says, h.Line(h.With(i)), term.Unbroken, term.Word(word))
 	}
-	if flag := strayFlags[cmd.Name()]; cmd.PersistentFlags().Lookup(flag) != nil {
-		return h.Advise(says, h.With(slices.Index(h.Typed, word), "--"+flag, word))
+	if flag := strayFlags[pathOf(cmd)]; flag != "" {
+		if line := accepted(h.With(i, "--"+flag, word)); line != nil {
+			return h.Advise(says, line)
+		}
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
@@ -61,6 +92,23 @@ func (h hints) command(root *cobra.Command) error {
 		}
 	}
 	return term.Usagef("%s; it has %s", says, strings.Join(names, ", "))
+}
+
+// instead returns the typed words with word i replaced, and without all that follows if that is refused then.
+func (h hints) instead(i int, name string) []string {
+	full, bare := h.With(i, name), append(slices.Clone(h.Typed[:i]), name)
+	if line := accepted(full, bare); line != nil {
+		return line
+	}
+	return full
+}
+
+// pathOf returns a command as people type it after kbnode.
+func pathOf(cmd *cobra.Command) string { return strings.TrimPrefix(cmd.CommandPath(), "kbnode ") }
+
+func isCommand(root *cobra.Command, name string) bool {
+	cmd, _, err := root.Find([]string{name})
+	return err == nil && cmd != root
 }
 
 // firstWord returns the first argument that is no flag of a command and no value of one. It is "" if
@@ -90,10 +138,14 @@ func firstWord(cmd *cobra.Command, args []string) string {
 // nearCommands returns all commands that a mistyped word may mean: kbnode must not choose between
 // install and uninstall.
 func nearCommands(at *cobra.Command, word string) []string {
-	var same []string
+	word = strings.ToLower(filepath.Base(word)) // completion /bin/bash
+	var same, longer []string
 	for _, c := range at.Commands() {
 		if slices.Contains(c.SuggestFor, word) {
 			same = append(same, c.Name())
+		}
+		if len(c.Name()) > 3 && c.IsAvailableCommand() && strings.HasPrefix(word, c.Name()) {
+			longer = append(longer, c.Name()) // evaluation
 		}
 	}
 	if same != nil {
@@ -106,170 +158,56 @@ func nearCommands(at *cobra.Command, word string) []string {
 			near = append(near, c.Name())
 		}
 	}
+	if len(near) == 0 {
+		near = longer
+	}
 	return slices.Compact(near)
 }
 
 // farthest returns the largest distance of a typo from what was meant.
 func farthest(word string) int { return min(2, max(1, len(word)-3)) }
 
-// flag explains an error in the flags, with the corrected line if there is one.
-func (h hints) flag(cmd *cobra.Command, err error) error {
-	help := cmd.CommandPath() + " --help lists the flags"
-	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		name, dashes := unknown.GetSpecifiedName(), "--"
-		if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
-			name, dashes = several, "-"
+// checkArgs turns what a command says about its arguments into a usage error that says what to
+// type instead, and checks the values of flags.
+func checkArgs(cmd *cobra.Command, hint hints) {
+	wrapValues(cmd)
+	for _, sub := range cmd.Commands() {
+		checkArgs(sub, hint)
+	}
+	check := cmd.Args
+	if check == nil {
+		if cmd.Name() == "help" {
+			return
 		}
-		i, says := h.Find(dashes+name), "unknown flag: "+dashes+text.Line(name, 60)
-		other := answers[cmd.Name()+" "+dashes+name]
-		switch {
-		case other != "":
-			return term.Usagef("%s; %s", says, other)
-		case term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil:
-			// Do not repeat what followed: it may be the token.
-			return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s", says, help)
-		case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
-			if h.compares(cmd) {
-				return term.Usagef("%s; files are compared on this machine only; leave out --%s, or submit them one by one", says, name)
+		check = cobra.NoArgs
+	}
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if slices.Contains(args, "") {
+			return term.Usagef("a word is empty, perhaps because a variable of the shell is not set; write it, or leave it out")
+		}
+		err := check(cmd, args)
+		if err == nil {
+			return nil
+		}
+		var better error
+		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
+			better = hint.problemFirst(cmd, args[0])
+		}
+		if better == nil && len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:min(2, len(args))]) != nil {
+			better = hint.unknownArgument(cmd, args, check(cmd, args[:1]) == nil)
+		}
+		if better == nil && strings.Contains(err.Error(), "arg(s)") { // cobra's words
+			err = errors.New("what to work on is not named")
+			if len(args) > 0 {
+				err = fmt.Errorf("%q is one word too many", text.Line(args[len(args)-1], 60))
 			}
-			return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
-		case i >= 0:
-			near := nearFlag(cmd, name)
-			if near == "json" && sameFlags[name] == near {
-				return h.json(says, i)
-			}
-			if near != "" {
-				return h.Advise(says, h.With(i, strings.Replace(h.Typed[i], dashes+name, "--"+near, 1)))
-			}
+			return term.Usagef("%w; write %s %s", err, cmd.Parent().CommandPath(), cmd.Use)
 		}
-	}
-	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
-		_, about := pflag.UnquoteUsage(bare.GetFlag())
-		return term.Usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
-	}
-	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
-		if no, ok := errors.AsType[numberError](err); ok {
-			return term.Usagef("--%s: %q %w; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), no, help)
+		if better != nil {
+			return better
 		}
-		wants := map[string]string{"duration": "is not a time such as 90s, 30m, 2h or 1d", "bool": "is neither true nor false"}[bad.GetFlag().Value.Type()]
-		isSlot := slices.Contains([]string{"slot", gpuIndex}, bad.GetFlag().Name)
-		if k, ok := node.SlotNumber(bad.GetValue()); ok && isSlot && strings.HasPrefix(bad.GetValue(), "gpu") {
-			help = fmt.Sprintf("write --%s %d", bad.GetFlag().Name, k)
-		}
-		return term.Usagef("--%s: %q %s; %s", bad.GetFlag().Name, text.Line(bad.GetValue(), 60), cmp.Or(wants, "is not a whole number"), help)
+		return term.Usagef("%w; see %s --help", err, cmd.CommandPath())
 	}
-	return term.Usagef("%w; %s", err, help)
-}
-
-// json explains a flag of other tools that says in which format to print, or where to: -o json, --output=gpus.json.
-func (h hints) json(says string, i int) error {
-	line := h.With(i, "--json")
-	if h.Find("--json") >= 0 {
-		line = h.With(i)
-	}
-	_, value, given := strings.Cut(h.Typed[i], "=")
-	if next := i + 1; !given && next < len(h.Typed) && !strings.HasPrefix(h.Typed[next], "-") {
-		value = h.Typed[next]
-		at := next - len(h.Typed) + len(line)
-		line = slices.Delete(line, at, at+1)
-	}
-	if strings.ContainsAny(value, "./") {
-		return term.Usagef("%s; --json prints to standard output: write %s%s>%s", says, h.Line(line), term.Unbroken, term.Word(value))
-	}
-	return h.Advise(says, line)
-}
-
-// compares reports whether a command line is for comparing files, if evaluate is its command.
-func (h hints) compares(evaluate *cobra.Command) bool {
-	submit, _, err := evaluate.Root().Find([]string{"submit"})
-	if err != nil || h.Find("--rounds") >= 0 || h.Find("--plot") >= 0 {
-		return err == nil
-	}
-	files, value := 0, false
-	for _, word := range h.Typed[slices.Index(h.Typed, "evaluate")+1:] {
-		switch {
-		case value:
-			value = false
-		case !strings.HasPrefix(word, "-"):
-			files++
-		default:
-			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			f := cmp.Or(evaluate.Flag(name), submit.Flag(name))
-			value = f != nil && f.NoOptDefVal == "" && !given
-		}
-	}
-	return files > 1
-}
-
-// flagOf reports whether a command has a flag.
-func flagOf(root *cobra.Command, command, name string) bool {
-	cmd, _, err := root.Find([]string{command})
-	return err == nil && cmd.Flags().Lookup(name) != nil
-}
-
-// number is the value of a flag that is a number or a time.
-type number struct {
-	pflag.Value
-	positive bool // only what is above 0 is a value: without the flag, it is 0
-}
-
-type numberError string
-
-func (e numberError) Error() string { return string(e) }
-
-// Set refuses what the library takes for another number than people do, such as 010 for 8, and a 0 that would mean what
-// the flag does if it is not there.
-func (n number) Set(typed string) error {
-	if n.Type() != "duration" && otherBase().MatchString(typed) {
-		return numberError("is not a decimal number; write it without leading zeros, letters and _")
-	}
-	if days, ok := strings.CutSuffix(typed, "d"); ok && n.Type() == "duration" { // which the library does not know
-		if count, err := strconv.ParseUint(days, 10, 16); err == nil {
-			typed = fmt.Sprintf("%dh", 24*count)
-		}
-	}
-	if err := n.Value.Set(typed); err != nil {
-		return err
-	}
-	if zero := n.String(); n.positive && (zero == "0" || zero == "0s") {
-		return numberError("is what leaving the flag out means; leave it out, or write a value above 0")
-	}
-	return nil
-}
-
-var otherBase = lazy.Regexp(`^[+-]?0[0-9A-Za-z_]|_`)
-
-// checkNumbers checks the flags of a command that are numbers or times. Where 0 means nothing else, their texts say so.
-func checkNumbers(cmd *cobra.Command) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		switch f.Value.Type() {
-		case "int", "int64", "uint", "uint64", "duration":
-			ownZero := strings.Contains(f.Usage, "0 for none") || strings.Contains(f.Usage, "no limit") ||
-				f.Name == "gpu-count" || f.Name == "priority" // the one has its own advice, and 0 is a priority
-			if f.DefValue == "0s" {
-				f.DefValue = "0" // which the help of a wrapped value leaves out
-			}
-			f.Value = number{f.Value, f.DefValue == "0" && !ownZero}
-		}
-	})
-}
-
-// nearFlag returns the flag of a command that a mistyped one probably is, or "".
-func nearFlag(cmd *cobra.Command, name string) string {
-	if same := sameFlags[name]; cmd.Flags().Lookup(same) != nil {
-		return same
-	}
-	near, best := "", farthest(name)+1
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted
-		d := text.Edits(f.Name, name)
-		if len(name) > 1 && strings.HasPrefix(f.Name, name) { // one letter says too little: -n is not --now
-			d = 0
-		}
-		if !f.Hidden && (d < best || d == best && len(f.Name) < len(near)) {
-			near, best = f.Name, d
-		}
-	})
-	return near
 }
 
 // problemFirst explains two arguments to a command that takes a submission: the first one is its problem.
@@ -281,33 +219,132 @@ func (h hints) problemFirst(cmd *cobra.Command, problem string) error {
 	return h.Advise(cmd.CommandPath()+" takes one file", h.With(i, "--problem", problem))
 }
 
-// unknownArgument explains an argument to a command that takes none.
-func (h hints) unknownArgument(cmd *cobra.Command, arg string) error {
+// unknownArgument explains arguments to a command that takes none or, if one, only the first.
+func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) error {
+	extra, says := args, "%s takes no argument %q"
+	if one {
+		extra, says = args[1:], "%[2]q is one word too many"
+	}
+	arg := extra[0]
 	i := slices.Index(h.Typed, arg)
 	if i < 0 {
 		return nil
 	}
-	says := fmt.Sprintf("%s takes no argument %q", cmd.CommandPath(), text.Line(arg, 60))
+	says = fmt.Sprintf(says, cmd.CommandPath(), text.Line(arg, 60))
+	if answer := answers[pathOf(cmd)+" "+arg]; answer != "" {
+		return term.Usagef("%s; %s", says, answer)
+	}
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
 		return h.Advise(says+" and removes all slots, not only one", []string{"drain", arg})
 	}
-	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed {
-		return h.Advise(says, h.With(i, "--"+arg))
+	bare := h.without(extra)
+	lines := [][]string{h.rejoined(cmd, arg)}
+	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed && !one {
+		lines = append(lines, h.With(i, "--"+arg))
 	}
-	name := strayFlags[cmd.Name()]
-	switch _, isSlot := node.SlotNumber(arg); {
-	case cmd.Name() == "doctor" && isSlot: // it checks all
-		name = ""
-	case strings.HasSuffix(arg, ".txtar") && cmd.Flags().Lookup("root") != nil:
-		name = "root"
+	if name, value := strayFlag(cmd, arg); name != "" && !one {
+		lines = append(lines, h.With(i, "--"+name, value))
+		if isList(cmd.Flags().Lookup(name)) {
+			lines = append(lines, append(slices.Clone(bare), "--"+name, strings.Join(extra, ",")))
+		}
+	}
+	lines = append(lines, h.With(i), bare)
+	line := accepted(lines...)
+	if line == nil {
+		line = bare
+	}
+	return h.Advise(says, line)
+}
+
+// without returns the typed words without these arguments.
+func (h hints) without(args []string) []string {
+	words := slices.Clone(h.Typed)
+	for _, a := range slices.Backward(args) {
+		for i, word := range slices.Backward(words) {
+			if word == a {
+				words = slices.Delete(words, i, i+1)
+				break
+			}
+		}
+	}
+	return slices.DeleteFunc(words, func(word string) bool { return word == "--" })
+}
+
+// spaced are the flags whose values may have blanks.
+var spaced = []string{"reason", "description", "label", "auto-update"}
+
+// rejoined returns the line in which a word belongs to the value of the flag before it, or nil: that of --only gpu docker
+// is gpu,docker, and that of --reason new fan has two words.
+func (h hints) rejoined(cmd *cobra.Command, word string) []string {
+	i := slices.Index(h.Typed, word)
+	begin, end := i, i+1
+	for begin > 0 && !strings.HasPrefix(h.Typed[begin-1], "-") {
+		begin--
+	}
+	for end < len(h.Typed) && !strings.HasPrefix(h.Typed[end], "-") {
+		end++
+	}
+	if i < 0 || begin == 0 {
+		return nil
+	}
+	name, first, given := strings.Cut(strings.TrimLeft(h.Typed[begin-1], "-"), "=")
+	words := slices.Clone(h.Typed[begin:end])
+	if given {
+		words = append([]string{first}, words...)
 	}
 	f := cmd.Flags().Lookup(name)
-	if f == nil || f.Changed && !strings.HasSuffix(f.Value.Type(), "Slice") || strings.Contains(arg, "=") {
-		return h.Advise(says, h.With(i))
+	joined := ""
+	switch {
+	case f == nil || len(words) < 2:
+		return nil
+	case isList(f) || name == "gpus":
+		for i, word := range words {
+			words[i] = strings.Trim(word, ",")
+		}
+		joined = strings.Join(words, ",")
+	case slices.Contains(spaced, name):
+		joined = strings.Join(words, " ")
+	default:
+		return nil
 	}
-	value := arg
-	if f.Value.Type() == "intSlice" {
-		value = cmp.Or(strings.TrimPrefix(arg, "gpu"), arg)
-	}
-	return h.Advise(says, h.With(i, "--"+name, value))
+	return slices.Replace(slices.Clone(h.Typed), begin-1, end, "--"+f.Name, joined)
 }
+
+// quotedReason returns the line in which the first word that is no slot belongs to the reason before it, or nil.
+func (h hints) quotedReason(cmd *cobra.Command, slots []string) []string {
+	i := slices.IndexFunc(slots, func(word string) bool { return node.LikelySlots(word) == nil })
+	if i < 0 || h.Find("--reason") < 0 {
+		return nil
+	}
+	return accepted(h.rejoined(cmd, slots[i]))
+}
+
+// strayFlag returns the flag that a word without one means, with its value, or "".
+func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
+	name, value = strayFlags[pathOf(cmd)], arg
+	_, isSlot := node.SlotNumber(arg)
+	switch {
+	case strings.HasSuffix(arg, ".txtar"):
+		name = "root"
+	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all
+		name == "agent-version" && !versionForm().MatchString(arg):
+		return "", ""
+	case name == "dockerfile":
+		value = filepath.Join(arg, "Dockerfile")
+	}
+	f := cmd.Flags().Lookup(name)
+	if f == nil || f.Changed && !isList(f) {
+		return "", ""
+	}
+	if f.Value.Type() == "intSlice" {
+		value = strings.TrimPrefix(arg, "gpu")
+	}
+	return name, value
+}
+
+// isList reports whether a flag takes several values.
+func isList(f *pflag.Flag) bool {
+	return f != nil && (strings.HasSuffix(f.Value.Type(), "Slice") || strings.HasSuffix(f.Value.Type(), "Array"))
+}
+
+var versionForm = lazy.Regexp(`^\d+\.\d+\.\d+`)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -106,12 +107,16 @@ func readToken(ctx context.Context, name string, root bool) (string, error) {
 	switch {
 	case ctx.Err() != nil:
 		return "", term.ErrDeclined
-	case errors.Is(err, os.ErrNotExist):
-		return "", term.Usagef("--token-file: %w; write the token from Buildkite (Agents, Agent Tokens) to a file, and name it", err)
 	case errors.Is(err, os.ErrPermission) && !root:
 		return "", nil
 	}
-	return token, err
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		err = text.FileError(name, err, "write the token from Buildkite (Agents, Agent Tokens) to a file, and name it")
+	}
+	if err != nil {
+		return "", term.Usagef("--token-file: %w", err)
+	}
+	return token, nil
 }
 
 // maxListed is how many changes are worth a line each.

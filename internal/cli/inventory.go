@@ -44,6 +44,9 @@ func newInventory(s term.Streams) *cobra.Command {
 				return err
 			}
 			defer closeRoot()
+			if isSame(root, capture) {
+				return term.Usagef("--capture %s would replace what --root reads; write another name", text.Line(capture, 300))
+			}
 			if capture != "" {
 				return captureMachine(cmd.Context(), s, n.Root, capture)
 			}
@@ -75,9 +78,23 @@ func machineAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err
 func recordedAt(s term.Streams, root string) (n *node.Node, closeRoot func(), err error) {
 	n, closeRoot, err = machineAt(s, root)
 	if err == nil && !n.Live() && !n.Recorded {
+		closeRoot()
+		if files, _ := filepath.Glob(filepath.Join(root, "*.txtar")); len(files) > 0 {
+			return nil, nil, term.Usagef("%s is a directory with recorded machines; name one, such as --root %s", root, term.Word(files[0]))
+		}
+		if _, err := os.Stat(filepath.Join(root, "proc")); err != nil {
+			return nil, nil, term.Usagef("%s is a directory without a machine's /proc; give a file made by kbnode inventory --capture", root)
+		}
 		return nil, nil, fmt.Errorf("%s is a directory; make a file of it with kbnode inventory --root %[1]s --capture FILE, and give --root FILE", root)
 	}
 	return n, closeRoot, err
+}
+
+// isSame reports whether two names are of the same file.
+func isSame(a, b string) bool {
+	first, err := os.Stat(a)
+	second, err2 := os.Stat(b)
+	return err == nil && err2 == nil && os.SameFile(first, second)
 }
 
 // printRecorded begins an answer about a recorded machine with its file, so that no one takes it for this one's.

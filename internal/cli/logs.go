@@ -28,6 +28,9 @@ as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service
 		Example: `  sudo kbnode logs gpu3 -f`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if answer := answers["logs "+strings.Join(args, " ")]; answer != "" {
+				return term.Usagef("%s", answer)
+			}
 			if err := (node.Selection{All: len(args) == 0, Names: args}).Check(); err != nil {
 				return err
 			}
@@ -136,7 +139,11 @@ func eventSlots(names []string) ([]int, error) {
 		}
 		k, ok := node.SlotNumber(name)
 		if !ok {
-			return nil, term.Usagef("%.60q is not a slot; write gpu3, or node for events of the node itself", name)
+			likely := "gpu3"
+			if names := node.LikelySlots(name); names != nil {
+				likely = "--slot " + strings.Join(names, ",")
+			}
+			return nil, term.Usagef("%.60q is not a slot; write %s, or node for events of the node itself", name, likely)
 		}
 		all = append(all, k)
 	}

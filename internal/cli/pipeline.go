@@ -64,9 +64,6 @@ and KERNELBOT_IMAGE of the build, the latter with a default.`,
 			Use: kind, Short: strings.TrimSpace(short), Long: about,
 			RunE: func(*cobra.Command, []string) error { return printPipeline(s, kind, f) },
 		}
-		if kind == pipeline.Eval {
-			sub.SuggestFor = []string{"fast"} // ran docker on the node, which no step can any more
-		}
 		cmd.AddCommand(sub)
 	}
 	return cmd

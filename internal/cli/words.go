@@ -1,23 +1,42 @@
 package cli
 
-// synonyms are other tools' words for a command.
+import (
+	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+)
+
+// synonyms are other tools' words for a command: of kubectl, Slurm, Docker, systemctl, git, apt and Buildkite's agent.
 var synonyms = map[string][]string{
-	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload"},
+	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload", "repair"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list", "slots", "top", "info"}, "doctor": {"check", "diagnose", "health", "verify"}, "logs": {"journal", "tail", "log"}, "events": {"history", "audit"},
-	"inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect"}, "upgrade": {"update"}, "image": {"update", "images", "pull"}, "cancel": {"abort", "kill"},
-	"queue": {"queues", "nodes", "agents", "fleet", "jobs"}, "evaluate": {"eval", "test", "run", "bench", "benchmark"},
+	"status": {"ps", "ls", "list", "slots", "top", "info", "get", "describe", "show", "stats"},
+	"doctor": {"check", "diagnose", "health", "verify", "preflight", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
+	"inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
+	"cancel": {"abort", "kill", "scancel", "stop"}, "submit": {"send", "upload", "sbatch", "srun", "enqueue"}, "config": {"configure", "conf", "settings"},
+	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "compare", "diff"},
+
+	"config check": {"validate", "verify", "lint", "test"}, "config show": {"view", "print", "cat", "dump", "list"},
+	"image list": {"ls", "show", "inspect", "history"}, "image update": {"pull", "fetch", "upgrade", "refresh"}, "image rollback": {"revert", "undo", "restore"},
+	"pipeline eval": {"fast"}, // it ran docker on the node, which no step can any more
 }
 
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "pipeline": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
+	"image build": "dockerfile",
 }
 
 const (
 	editConfig = "sudoedit /etc/kbnode/config.yaml, then kbnode config check: the daemon applies it"
 	lastLines  = "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'"
 	watch      = "sudo kbnode status --watch"
+	ownConfig  = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
+	grepEvents = "write kbnode events | grep WORD"
+	noColor    = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
+	ownName    = "leave it out: the image has the name image.name of the configuration"
+	ownLimits  = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
+	service    = "the daemon is a service; write sudo systemctl status kbnode, or start, stop or restart in place of status"
 )
 
 // answers say what to type for words and flags of other tools, after the command that they were typed to.
@@ -25,24 +44,53 @@ var answers = map[string]string{
 	"login": "no login exists; for a node, write sudo kbnode install --token-file FILE, and for a queue, set BUILDKITE_API_TOKEN",
 	"man":   "write man kbnode, or kbnode --help", "docs": "write man kbnode, or kbnode --help",
 	"support": "write sudo kbnode doctor --bundle node.tar.gz", "metrics": "set metrics.listen in /etc/kbnode/config.yaml, and read http://ADDRESS/metrics",
+	"exec":     "a slot runs jobs and nothing else; write kbnode submit to send one, or sudo kbnode logs gpu3 to see what runs",
+	"template": "write kbnode submit --problem PROBLEM --template Python >mine.py",
+	"examples": "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", "),
+	"results":  "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
+	"rm":       "write sudo kbnode drain gpu3 for a slot, or sudo kbnode uninstall for all of kbnode",
+	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": "write sudo journalctl -u kbnode",
+
 	"config edit": "write " + editConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
+	"image rm": "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",
+
 	"status -w": "write " + watch, "status -f": "write " + watch,
 	"logs -n": "write " + lastLines, "logs --lines": "write " + lastLines, "logs --tail": "write " + lastLines,
-	"logs --since":    "write sudo journalctl --since -2h -u 'buildkite-agent-gpu*'",
-	"events -n":       "write kbnode events | tail -n 20",
-	"events --tail":   "write kbnode events | tail -n 20",
-	"install -n":      "write sudo kbnode install --dry-run",
-	"install --force": "write --adopt to replace files that kbnode did not write, and --yes to be asked nothing",
-	"uninstall -n":    "write sudo kbnode uninstall --dry-run", "uninstall --force": "write --now to end running jobs, and --yes to be asked nothing",
-	"drain --force":  "write sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
-	"pipeline --gpu": "write kbnode pipeline --queue b200: the agents of a queue have one kind of GPU",
-	"queue --queue":  "write queues without it: kbnode queue b200",
+	"logs --since": "write sudo journalctl --since -2h -u 'buildkite-agent-gpu*'", "logs --grep": "write sudo kbnode logs | grep WORD",
+	"logs -u":       "write sudo kbnode logs gpu3, or sudo journalctl -u kbnode",
+	"events -n":     "write kbnode events | tail -n 20",
+	"events --tail": "write kbnode events | tail -n 20",
+	"events --grep": grepEvents, "events --level": grepEvents, "events --kind": grepEvents, "events --type": grepEvents,
+	"install -n":       "write sudo kbnode install --dry-run",
+	"install --force":  "write --adopt to replace files that kbnode did not write, and --yes to be asked nothing",
+	"install --config": ownConfig, "install -c": ownConfig, "install -f": ownConfig,
+	"uninstall -n": "write sudo kbnode uninstall --dry-run", "uninstall --force": "write --now to end running jobs, and --yes to be asked nothing",
+	"reconcile --dry-run": "write kbnode plan, which shows what would change",
+	"drain --force":       "write sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
+	"pipeline --gpu":      "write kbnode pipeline --queue b200: the agents of a queue have one kind of GPU",
+	"queue --queue":       "write queues without it: kbnode queue b200",
+	"image build -t":      ownName, "image build --tag": ownName,
+	"evaluate --timeout": ownLimits, "evaluate --limit": ownLimits,
+	"completion --shell": "write kbnode completion bash",
+	"* --no-color":       noColor, "* --color": noColor,
 }
 
 // sameAnswers are other words that answers has a line for.
-var sameAnswers = map[string]string{"token": "login", "auth": "login", "diag": "support", "bundle": "support", "sos": "support", "documentation": "docs"}
-
-// sameFlags are other tools' words for a flag.
-var sameFlags = map[string]string{
-	"leaderboard": "problem", "task": "problem", "organization": "org", "q": "queue", "o": "json", "output": "json", "format": "json", "check": "only",
+var sameAnswers = map[string]string{
+	"token": "login", "auth": "login", "diag": "support", "bundle": "support", "sos": "support", "documentation": "docs",
+	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples",
+	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
+	"systemctl": "service", "daemon-reload": "service",
 }
+
+// sameFlags are other tools' words for a flag, the first that a command has.
+var sameFlags = map[string][]string{
+	"leaderboard": {"problem"}, "task": {"problem"}, "p": {"problem", "pipeline"}, "organization": {"org"}, "q": {"queue"},
+	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
+	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
+	"for": {"until"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
+	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"}, "confirm": {"yes"},
+}
+
+// fileFlags are flags of other tools for what kbnode takes as a word.
+var fileFlags = []string{"file", "f", "submission", "input", "kernel", "script"}

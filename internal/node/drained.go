@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/std/cpuset"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -52,29 +54,44 @@ func (s Selection) Check() error {
 	case !s.All && len(s.Names) == 0:
 		return config.BadInput("no slot is named; write slots such as gpu3, or --all")
 	}
-	for _, name := range s.Names {
-		if _, ok := SlotNumber(name); !ok {
-			return config.BadInput("there is no slot %.60q; write %s", name, likelySlots(name))
+	for i, name := range s.Names {
+		if _, ok := SlotNumber(name); ok {
+			continue
 		}
+		if i+1 < len(s.Names) && (name == "gpu" || name == "slot") { // gpu 3
+			name += " " + s.Names[i+1]
+		}
+		likely := strings.Join(LikelySlots(name), " ")
+		switch strings.ToLower(name) {
+		case "all", "*", "gpu*":
+			likely = "--all"
+		}
+		return config.BadInput("there is no slot %.60q; write %s", name, cmp.Or(likely, "slots such as gpu3"))
 	}
 	return nil
 }
 
-// likelySlots returns what to type for a word that is no slot: --all for all, gpu0 to gpu3 for 0-3, gpu3 for GPU-3.
-func likelySlots(word string) string {
+// maxLikely is how many slots a word may mean.
+const maxLikely = 16
+
+// oneSlot matches other names of a slot: GPU-3, slot 3, its agent's name, its units.
+var oneSlot = lazy.Regexp(`^(?:[\w.-]*-)?(?:gpu|slot)[- ]?(\d+)(?:@[\w.-]*)?(?:\.(?:service|slice|socket))?$`)
+
+// LikelySlots returns the slots that people may mean by a word that is none: gpu0 to gpu3 by 0-3, gpu3 by GPU-3.
+func LikelySlots(word string) (names []string) {
 	word = strings.ToLower(word)
-	if word == "all" || word == "*" {
-		return "--all"
+	plain := strings.NewReplacer("gpu-", "", "gpu", "", "[", "", "]", "", "{", "", "}", "", "..", "-", ":", "-", " ", "").Replace(word)
+	numbers, err := cpuset.Parse(strings.Trim(plain, ","))
+	if one := oneSlot().FindStringSubmatch(word); err != nil && one != nil {
+		numbers, err = cpuset.Parse(one[1])
 	}
-	numbers, err := cpuset.Parse(strings.NewReplacer("gpu-", "", "gpu", "").Replace(word))
-	if err != nil || numbers.Len() == 0 || numbers.Len() > 16 {
-		return "slots such as gpu3"
+	if err != nil || numbers.Len() > maxLikely {
+		return nil
 	}
-	var names []string
 	for _, k := range numbers.Ints() {
 		names = append(names, fmt.Sprintf("gpu%d", k))
 	}
-	return strings.Join(names, " ")
+	return names
 }
 
 // SlotNames returns the names of slots for a message.

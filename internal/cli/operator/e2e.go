@@ -105,6 +105,9 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
 			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			if near := nearPart(part); near != "" {
+				return o, fmt.Errorf("%.60q is not a part to test; write %s", part, near)
+			}
 			if o.Queue == "" && o.GPU == "" {
 				return o, fmt.Errorf("%s; if it is the queue, write --queue %s", says, text.ShellWord(text.Line(part, 60)))
 			}
@@ -143,6 +146,19 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 		}
 	}
 	return o, errors.Join(errs...)
+}
+
+// nearPart returns what was probably meant by a word that is no part, or "".
+func nearPart(word string) string {
+	if parts := strings.Split(word, ","); len(parts) > 1 && !slices.ContainsFunc(parts, func(p string) bool { return !slices.Contains(e2e.Parts, p) }) {
+		return strings.Join(parts, " ")
+	}
+	for _, part := range append(slices.Clone(e2e.Parts), "cheats") {
+		if text.Edits(part, word) < 3 || len(word) > 3 && strings.HasPrefix(part, word) {
+			return part
+		}
+	}
+	return ""
 }
 
 func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
@@ -92,7 +93,7 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 	switch {
 	case l.problem == "" && given("problem"):
 		return term.Usagef("--problem names no problem; give %s", task.Choice)
-	case l.problem == "":
+	case l.problem == "" && (len(args) == 0 || !isProblem(args[0])):
 		l.problem = nearestProblem(args)
 	}
 	if l.problem == "" {
@@ -108,8 +109,13 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 		}
 		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", "PROBLEM", args[0]))
 	}
-	if given("workdir") && !isDir(cmd.Flag("workdir").Value.String()) {
-		return term.Usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", cmd.Flag("workdir").Value)
+	if dir := cmd.Flag("workdir"); given("workdir") {
+		switch err := unix.Access(dir.Value.String(), unix.W_OK|unix.X_OK); {
+		case !isDir(dir.Value.String()):
+			return term.Usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", dir.Value)
+		case err != nil, filepath.Clean(dir.Value.String()) == "/":
+			return term.Usagef("--workdir: %s is no place for result.json; name a directory of your own, or leave --workdir out", dir.Value)
+		}
 	}
 	return nil
 }

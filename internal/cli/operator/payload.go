@@ -53,6 +53,9 @@ submission FILE (default: the problem's own).`,
 			if cmd.Flags().Changed("mode") && problem == "" {
 				return term.Usagef("--mode needs --problem; a JSON file has its own mode")
 			}
+			if problem == "" && len(args) > 0 && task.LangOf(args[0]) != "" {
+				return s.Advise("a submission needs its problem", s.With(slices.Index(s.Typed, args[0]), "--problem", "PROBLEM", args[0]))
+			}
 			doc, err := document(s, problem, mode, args)
 			if err != nil {
 				return err
@@ -146,7 +149,10 @@ func input(s term.Streams, args []string) (io.ReadCloser, error) {
 	if len(args) > 0 && args[0] != "-" {
 		f, err := os.Open(args[0])
 		if err != nil {
-			return nil, fmt.Errorf("read payload: %w", err)
+			return nil, fmt.Errorf("read payload: %w", text.FileError(args[0], err, "fix the path, or write - for standard input"))
+		}
+		if info, err := f.Stat(); err == nil && info.IsDir() {
+			return nil, errors.Join(term.Usagef("read payload: %s is a directory; name a file", args[0]), f.Close())
 		}
 		return f, nil
 	}
@@ -205,10 +211,15 @@ func readProblem(s term.Streams, name string, args []string) (t *task.Task, subm
 		return nil, "", term.Usage(err)
 	}
 	if len(args) > 0 {
+		if i := slices.Index(s.Typed, args[0]); i >= 0 && s.Find("--problem") < 0 && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) && !isDir(args[0])) {
+			return nil, "", s.Advise(fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), s.With(i, "--problem", args[0]))
+		}
 		if err := checkLang(s, t, name, args[0]); err != nil {
 			return nil, "", err
 		}
-		submission, err = task.ReadSubmissionFile(args[0])
+		if submission, err = task.ReadSubmissionFile(args[0]); err == nil && strings.TrimSpace(submission) == "" {
+			return nil, "", begin(s, t, name, text.ShellWord(text.Line(args[0], 60))+" is empty", args[0])
+		}
 	} else if _, absent := fs.Stat(t.FS(), t.Submission); errors.Is(absent, fs.ErrNotExist) {
 		return nil, "", term.Usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
 	} else {
@@ -222,20 +233,31 @@ func readProblem(s term.Streams, name string, args []string) (t *task.Task, subm
 
 // checkLang refuses a submission whose name says that it is in another language than the problem's.
 func checkLang(s term.Streams, t *task.Task, problem, file string) error {
-	names := map[string]string{task.Python: "Python", task.CUDA: "CUDA"} // as in templates
+	if filepath.Ext(file) == ".ipynb" {
+		return term.Usagef("%s is a notebook; type jupyter nbconvert --to script %[1]s, and write the .py", text.ShellWord(text.Line(file, 60)))
+	}
 	has, wants := task.LangOf(file), t.Submits()
 	if has == "" || has == wants {
 		return nil
 	}
 	shown := func(name string) string { return text.ShellWord(text.Line(name, 60)) }
-	says := fmt.Sprintf("%s is in %s, and %s takes %s", shown(file), names[has], t.Name(), names[wants])
+	says := fmt.Sprintf("%s is in %s, and %s takes %s", shown(file), languages[has], t.Name(), languages[wants])
 	other := strings.TrimSuffix(file, has) + wants
 	if _, err := os.Lstat(other); err == nil {
 		return term.Usagef("%s; write %s instead", says, shown(other))
 	}
-	for _, lang := range append([]string{names[wants]}, slices.Sorted(maps.Keys(t.Templates))...) {
+	return begin(s, t, problem, says, other)
+}
+
+// languages are the names of languages in templates.
+var languages = map[string]string{task.Python: "Python", task.CUDA: "CUDA"}
+
+// begin says how to begin a submission in a file.
+func begin(s term.Streams, t *task.Task, problem, says, file string) error {
+	wants := t.Submits()
+	for _, lang := range append([]string{languages[wants]}, slices.Sorted(maps.Keys(t.Templates))...) {
 		if t.Templates[lang] != "" {
-			return term.Usagef("%s; write %s >%s to begin one", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), shown(other))
+			return term.Usagef("%s; write %s >%s to begin one", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), text.ShellWord(text.Line(file, 60)))
 		}
 	}
 	return term.Usagef("%s; name a file that ends in .%s", says, wants)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/internal/operate/fleet"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -70,14 +71,24 @@ Exit code 1 if no agent is connected.`,
 	return cmd
 }
 
+// durationForm matches what other tools have after --watch.
+var durationForm = lazy.Regexp(`^\d+[smh]?$`)
+
 func (q *queueCommand) check() error {
 	if len(q.queues) == 2 && text.Edits(q.queues[0], "create") <= 2 {
 		return q.s.Advise(fmt.Sprintf("there is no kbnode queue %s", q.queues[0]), []string{"queue", "create", q.queues[1]})
 	}
 	for _, name := range q.queues {
+		i := slices.Index(q.s.Typed, name)
 		switch {
-		case name == "":
-			return term.Usagef("the queue name is empty; leave it out for all queues")
+		case i >= 0 && strings.ContainsAny(name, ", "):
+			return q.s.Advise("queues are words of their own", q.s.With(i, strings.FieldsFunc(name, func(r rune) bool { return r == ',' || r == ' ' })...))
+		case i >= 0 && slices.Contains([]string{"list", "ls", "show", "get", "status"}, name):
+			return q.s.Advise(fmt.Sprintf("%q is taken for the name of a queue", name), q.s.With(i))
+		case slices.Contains([]string{"delete", "remove", "rm"}, name):
+			return term.Usagef("kbnode deletes no queue; do it in Buildkite, under Agents, the cluster, Queues")
+		case q.watch && durationForm().MatchString(name):
+			return q.s.Advise("--watch takes no time", q.s.With(i))
 		case len(name) > 100 || !text.Plain(name) || strings.Contains(name, "/"):
 			return term.Usagef("%.40q is not the name of a queue; write it as in Buildkite, such as b200", name)
 		}

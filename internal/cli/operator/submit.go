@@ -76,6 +76,10 @@ that its steps have time, read_agents and read_pipelines.`,
 }
 
 func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) error {
+	if f.template != "" && len(args) > 0 {
+		i := slices.Index(s.Typed, args[0])
+		return term.Usagef("--template prints; write %s%s>%s", s.Line(s.With(i)), term.Unbroken, term.Word(args[0]))
+	}
 	if f.template != "" {
 		return f.showTemplate(s)
 	}
@@ -187,8 +191,11 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(args[0], 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
 	} else if len(args) > 0 && f.problem == "" {
 		says, instead := "a submission needs --problem", []string{"--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]}
-		if isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) {
+		switch {
+		case isProblem(args[0]) || slices.Contains(task.Examples(), args[0]):
 			says, instead = fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), []string{"--problem", args[0]}
+		case args[0] == "hello":
+			says, instead = `"hello" is no file`, []string{"--hello"}
 		}
 		if i := slices.Index(s.Typed, args[0]); i >= 0 {
 			says += "; write " + s.Line(s.With(i, instead...))

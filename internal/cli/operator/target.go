@@ -158,7 +158,7 @@ func (a *APIFlags) org() (string, error) {
 func (a *APIFlags) Client(s term.Streams, log func(string, time.Duration)) (*buildkite.Client, error) {
 	org, orgErr := a.org()
 	if org == "" {
-		orgErr = errors.New("no organization is given; add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG")
+		orgErr = errors.New("no organization is given; add --org NAME, such as --org gpu-mode, or set BUILDKITE_ORG" + otherVariable("ORG", "ORGANIZATION", "ORGANIZATION_SLUG", "ORG_SLUG"))
 	}
 	a.Org = org
 	token, tokenErr := a.token()
@@ -177,6 +177,16 @@ func (a *APIFlags) Client(s term.Streams, log func(string, time.Duration)) (*bui
 	return client, nil
 }
 
+// otherVariable names the variable that is set in place of one that kbnode reads, by what follows BUILDKITE_.
+func otherVariable(name string, others ...string) string {
+	for _, other := range others {
+		if os.Getenv("BUILDKITE_"+other) != "" {
+			return fmt.Sprintf("; BUILDKITE_%s is set, which kbnode does not read: export BUILDKITE_%s=\"$BUILDKITE_%[1]s\"", other, name)
+		}
+	}
+	return ""
+}
+
 // token returns the token of --token-file, or else of the environment.
 func (a *APIFlags) token() (string, error) {
 	from, text := "BUILDKITE_API_TOKEN", os.Getenv("BUILDKITE_API_TOKEN")
@@ -188,7 +198,8 @@ func (a *APIFlags) token() (string, error) {
 		from, text = a.TokenFile, secret
 	} else if text == "" {
 		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
-			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE")
+			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE" +
+			otherVariable("API_TOKEN", "TOKEN", "ACCESS_TOKEN", "API_ACCESS_TOKEN", "API_KEY"))
 	}
 	return buildkite.ParseToken(from, text)
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Exit codes of every command.
@@ -89,7 +91,7 @@ func (s Streams) Warn(format string, args ...any) {
 // CheckFile refuses a flag whose file does not exist.
 func CheckFile(flag, name string) error {
 	if name != "" && !exists(name) {
-		return Usagef("%s: %s does not exist; name a file that does", flag, name)
+		return Usagef("%s: %w", flag, &text.Absent{Name: name, Instead: "name a file that does"})
 	}
 	return nil
 }

@@ -130,10 +130,15 @@ func readFile(name string, most int64) ([]byte, error) {
 	return text, nil
 }
 
+// addFile is what to do about a file that does not exist.
+const addFile = "fix the path, or add the file"
+
+var errAbsent = errors.New("does not exist; " + addFile)
+
 // unread returns why a file cannot be read, to follow its name.
 func unread(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("does not exist; fix the path, or add the file")
+		return errAbsent
 	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err

@@ -35,15 +35,23 @@ func Find(name string) (*Task, error) {
 	}
 	if info.IsDir() {
 		file = filepath.Join(name, FileName)
+		other := strings.TrimSuffix(file, ".yml") + ".yaml"
 		_, err := os.Stat(file)
 		switch absent := errors.Is(err, fs.ErrNotExist); {
 		case absent && slices.Contains(Examples(), name):
 			return nil, fmt.Errorf("%s does not exist; add it, or work in another directory to use the example %s", file, name)
+		case absent && exists(other):
+			return nil, fmt.Errorf("%s does not exist; type mv %s %s", file, text.ShellWord(other), text.ShellWord(file))
 		case absent:
 			return nil, fmt.Errorf("%s does not exist; %s", file, instead(name))
 		}
 	}
 	return load(&Task{Dir: filepath.Dir(file)}, file)
+}
+
+func exists(name string) bool {
+	_, err := os.Lstat(name)
+	return err == nil
 }
 
 // Examples returns the names of the problems that kbnode carries along.

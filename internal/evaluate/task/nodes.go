@@ -129,11 +129,15 @@ func kind(n *yaml.Node) string {
 	return quote(n.Value)
 }
 
-// nearest returns the word of known that was probably meant, or "".
+// nearest returns the word of known that was probably meant, or "": a typo begins right, so fast is not test.
 func nearest(word string, known []string) string {
 	best, distance := "", 3
 	for _, k := range known {
-		if n := text.Edits(word, k); n < distance && n < len(k) {
+		n := text.Edits(word, k)
+		if len(word) > 2 && strings.HasPrefix(k, strings.ToLower(word)) {
+			n = min(n, 2)
+		}
+		if n < distance && n < len(k) && (n < 2 || strings.EqualFold(word[:1], k[:1])) {
 			best, distance = k, n
 		}
 	}

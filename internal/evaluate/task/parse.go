@@ -51,8 +51,8 @@ func (d *definition) parse(text []byte) *yaml.Node {
 	root, second, err := yamlfile.Parse(text)
 	switch {
 	case err != nil:
-		line, msg := yamlfile.Line(err.Error())
-		d.Add(max(1, line), "is not YAML: %s; check the indentation and the quotes around here", msg)
+		line, msg := yamlfile.Explain(text, err)
+		d.Add(max(1, line), "is not YAML: %s", msg)
 	case root == nil:
 		d.Add(1, "is empty; write files, lang, config and tests, as in the examples")
 	case second > 0:

@@ -2,9 +2,12 @@ package task
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Runs returns the evaluations that the result of a mode contains. It returns nil for mode
@@ -35,18 +38,21 @@ func IsArch(arch string) bool { return archForm().MatchString(arch) }
 
 // ReadSubmissionFile reads a submission from a regular file of this machine.
 func ReadSubmissionFile(name string) (string, error) {
-	text, err := readFile(name, maxFile)
+	b, err := readFile(name, maxFile)
+	if errors.Is(err, errAbsent) {
+		return "", &text.Absent{Name: name, Instead: addFile}
+	}
 	if err != nil {
 		return "", fmt.Errorf("%.300s %w", name, err)
 	}
-	return string(text), nil
+	return string(b), nil
 }
 
 // ReadSubmission reads a submission from the problem's directory.
 func (t *Task) ReadSubmission(name string) (string, error) {
-	text, err := t.readSource(name)
+	b, err := t.readSource(name)
 	if err != nil {
 		return "", fmt.Errorf("%.300s %w", filepath.Join(t.Dir, name), err)
 	}
-	return string(text), nil
+	return string(b), nil
 }

@@ -50,11 +50,23 @@ func ParseToken(text []byte) (string, error) {
 // ErrMalformed means that something else is in the place of a token, which no waiting changes.
 var ErrMalformed = errors.New("the agent token is malformed (a token has 6 to 1024 letters, digits and '-', '_', '.'); copy it again from Buildkite (Agents, Agent Tokens)")
 
+// apiToken is an ErrMalformed.
+type apiToken struct{}
+
+func (apiToken) Error() string {
+	return "this is an API token; use an agent token (Agents, the cluster, Agent Tokens)"
+}
+
+func (apiToken) Is(target error) bool { return target == ErrMalformed }
+
 // checkToken refuses what cannot be a token, with ErrMalformed. The error does not repeat it.
 func checkToken(t string) (string, error) {
 	bad := strings.ContainsFunc(t, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"'\$`, r) })
 	if len(t) < 6 || len(t) > 1024 || bad {
 		return "", ErrMalformed
+	}
+	if strings.HasPrefix(t, "bkua_") {
+		return "", apiToken{}
 	}
 	return t, nil
 }

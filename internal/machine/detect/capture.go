@@ -1,6 +1,7 @@
 package detect
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan/nvml"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Limits of an archive. A machine with 512 CPUs has 2,000 files, 200 KiB.
@@ -137,11 +139,8 @@ func writeArchive(w io.Writer, files map[string]string) error {
 // captured machine, unpacked into a temporary directory that closeRoot removes.
 func Open(name string) (root string, closeRoot func() error, err error) {
 	info, err := os.Stat(name)
-	if errors.Is(err, os.ErrNotExist) {
-		return "", nil, fmt.Errorf("open machine: %s does not exist; name a directory with a machine's files, or a file made by kbnode inventory --capture", name)
-	}
 	if err != nil {
-		return "", nil, fmt.Errorf("open machine: %w", err)
+		return "", nil, fmt.Errorf("open machine: %w", text.FileError(name, err, "name a directory with a machine's files, or a file made by kbnode inventory --capture"))
 	}
 	if info.IsDir() {
 		return name, func() error { return nil }, nil
@@ -149,12 +148,18 @@ func Open(name string) (root string, closeRoot func() error, err error) {
 	if !info.Mode().IsRegular() || info.Size() > maxArchive {
 		return "", nil, fmt.Errorf("open machine %s: neither a directory nor an archive of at most %d MiB; give a file made by kbnode inventory --capture", name, maxArchive>>20)
 	}
-	archive, err := txtar.ParseFile(name)
+	doc, err := os.ReadFile(name)
 	if err != nil {
-		return "", nil, fmt.Errorf("open machine: %w", err)
+		return "", nil, fmt.Errorf("open machine: %w", text.FileError(name, err, ""))
 	}
-	if len(archive.Files) == 0 || len(archive.Files) > maxArchiveFiles {
-		return "", nil, fmt.Errorf("open machine %s: %d files in it; give a directory, or a file made by kbnode inventory --capture", name, len(archive.Files))
+	archive := txtar.Parse(doc)
+	switch n := len(archive.Files); {
+	case bytes.HasPrefix(doc, []byte{0x1f, 0x8b}):
+		return "", nil, fmt.Errorf("open machine: %s is compressed; unpack it first, with gunzip", name)
+	case n == 0 && bytes.HasPrefix(bytes.TrimSpace(doc), []byte("{")):
+		return "", nil, fmt.Errorf("open machine: %s is JSON, as of kbnode inventory --json; give a file made by kbnode inventory --capture", name)
+	case n == 0 || n > maxArchiveFiles:
+		return "", nil, fmt.Errorf("open machine: %s is no recording, with %d files in it; give a directory, or a file made by kbnode inventory --capture", name, n)
 	}
 	dir, err := os.MkdirTemp("", "kbnode-machine-")
 	if err != nil {

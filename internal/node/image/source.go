@@ -93,7 +93,7 @@ func FileSource(name string, args []string) (Source, error) {
 	info, err := os.Lstat(name)
 	switch {
 	case err != nil:
-		return Source{}, fmt.Errorf("read Dockerfile: %w", err)
+		return Source{}, config.BadInput("--dockerfile: %w", text.FileError(name, err, "name the Dockerfile itself"))
 	case info.Mode().Type() == fs.ModeSymlink:
 		return Source{}, config.BadInput("--dockerfile %s is a symlink; name its target, whose directory the build uses", name)
 	case !info.Mode().IsRegular():

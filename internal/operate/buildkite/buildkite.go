@@ -207,6 +207,8 @@ func ParseToken(from, text string) (string, error) {
 	switch {
 	case token == "" || len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s contains no API token; a token is one word, such as bkua_…", from)
+	case strings.ContainsAny(token, "\"'`=<>$"):
+		return "", fmt.Errorf("%s contains more than an API token; leave out quotes, brackets and NAME=", from)
 	case strings.HasPrefix(token, "bkct_"):
 		return "", fmt.Errorf("%s contains an agent token; use an API token (Personal Settings, API Access Tokens)", from)
 	}
@@ -217,7 +219,7 @@ func ParseToken(from, text string) (string, error) {
 func ReadSecret(name string) (string, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe is not waited for
 	if err != nil {
-		return "", fmt.Errorf("read API token: %w", err)
+		return "", fmt.Errorf("read API token: %w", text.FileError(name, err, "write the token to a file with mode 0600, and name it"))
 	}
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
@@ -227,7 +229,7 @@ func ReadSecret(name string) (string, error) {
 	owner, known := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.Mode().IsRegular():
-		return "", fmt.Errorf("read API token: %s is not a regular file", name)
+		return "", fmt.Errorf("read API token: %s is not a regular file; name the file with the token", name)
 	case info.Mode().Perm()&0o077 != 0:
 		return "", fmt.Errorf("other users can read %s (mode %04o); type chmod 600 %[1]s, and replace the token if someone has read it", name, info.Mode().Perm())
 	case !known || int(owner.Uid) != os.Geteuid():

@@ -3,15 +3,20 @@ package buildkite
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/std/limit"
@@ -124,7 +129,7 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 		w.pace.end(resp)
 	}
 	if err != nil {
-		return nil, err
+		return nil, unreached(r.URL.Host, err)
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody+1))
 	_ = resp.Body.Close()
@@ -139,18 +144,62 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 		location, _ := resp.Location()
 		return nil, &Refusal{Status: resp.StatusCode, Message: message(body), location: location}
 	case w.json && len(body) > 0 && !json.Valid(body):
-		return nil, fmt.Errorf("the answer is not JSON: %.60q", body)
+		return nil, fmt.Errorf("what answers is not Buildkite, but perhaps a proxy: %.60q; check HTTPS_PROXY and BUILDKITE_API_URL", text.Line(string(body), 60))
 	}
 	resp.Body = io.NopCloser(bytes.NewReader(body))
 	return resp, nil
 }
 
+// noAnswer is the error of a request that had none.
+type noAnswer struct {
+	text  string
+	cause error
+}
+
+func (n *noAnswer) Error() string { return n.text }
+func (n *noAnswer) Unwrap() error { return n.cause }
+
+// unreached says for people why a server cannot be reached.
+func unreached(host string, err error) error {
+	const check = "check the network, HTTPS_PROXY and BUILDKITE_API_URL"
+	_, name := errors.AsType[*net.DNSError](err)
+	_, certificate := errors.AsType[*tls.CertificateVerificationError](err)
+	_, plain := errors.AsType[tls.RecordHeaderError](err)
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "proxyconnect" {
+		host = "the proxy"
+		if dial, ok := errors.AsType[*net.OpError](op.Err); ok && dial.Addr != nil {
+			host += " " + dial.Addr.String()
+		}
+	}
+	switch {
+	case name:
+		return &noAnswer{fmt.Sprintf("no address is known for %s; %s", host, check), err}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return &noAnswer{fmt.Sprintf("nothing answers at %s; %s", host, check), err}
+	case certificate:
+		return &noAnswer{fmt.Sprintf("the certificate of %s is not trusted here; set SSL_CERT_FILE to the authorities of your network's proxy", host), err}
+	case plain:
+		return &noAnswer{fmt.Sprintf("%s does not speak https; %s", host, check), err}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return &noAnswer{fmt.Sprintf("%s did not answer in time; %s", host, check), err}
+	}
+	return err
+}
+
+// message returns what a refusal says, with the fields that it is about.
 func message(body []byte) string {
 	var reply struct {
 		Message string `json:"message"`
+		Errors  []struct {
+			Field string `json:"field"`
+			Code  string `json:"code"`
+		} `json:"errors"`
 	}
 	if json.Unmarshal(body, &reply) != nil {
 		return ""
+	}
+	for i, e := range reply.Errors {
+		reply.Message += map[bool]string{true: ": ", false: ", "}[i == 0] + e.Field + " is " + strings.ReplaceAll(e.Code, "_", " ")
 	}
 	return text.Line(reply.Message, 500)
 }

@@ -3,16 +3,22 @@ package buildkite
 import (
 	"context"
 	"crypto/sha1"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -305,4 +311,29 @@ func TestAddress(t *testing.T) {
 			t.Errorf("%q: %v", slug, err)
 		}
 	}
+}
+
+// TestUnreached explains networks that lead nowhere. The cause stays known to those who look for it.
+func TestUnreached(t *testing.T) {
+	t.Parallel()
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: &os.SyscallError{Syscall: "connect", Err: syscall.ECONNREFUSED}}
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{&net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "h", IsNotFound: true}}, "no address is known for h; check the network"},
+		{refused, "nothing answers at h; check the network"},
+		{&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, "set SSL_CERT_FILE"},
+		{&net.OpError{Op: "proxyconnect", Net: "tcp", Err: &net.OpError{Op: "dial", Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9}, Err: syscall.ECONNREFUSED}}, "nothing answers at the proxy 127.0.0.1:9; check"},
+		{tls.RecordHeaderError{Msg: "x"}, "h does not speak https"},
+		{context.DeadlineExceeded, "h did not answer in time"},
+		{io.ErrUnexpectedEOF, "unexpected EOF"},
+	} {
+		err := unreached("h", c.err)
+		must.Err(t, err, c.want)
+		if !errors.Is(err, c.err) {
+			t.Errorf("%v hides %v", err, c.err)
+		}
+	}
+	must.Equal(t, "Validation failed: name is already exists, key is missing", message([]byte(`{"message": "Validation failed", "errors": [{"field": "name", "code": "already_exists"}, {"field": "key", "code": "missing"}]}`)))
 }

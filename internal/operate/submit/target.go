@@ -58,8 +58,11 @@ func (t *Target) Resolve() error {
 	if _, name, is := strings.Cut(t.Image, "://"); is {
 		errs = append(errs, fmt.Errorf("%.200q is not the name of an image; write --image %.200s", t.Image, name))
 	}
-	if strings.Contains(t.Queue, "/") {
+	switch {
+	case strings.Contains(t.Queue, "/"):
 		errs = append(errs, fmt.Errorf("%.200q is not the name of a queue; write the name that its page shows, such as --queue b200", t.Queue))
+	case strings.ContainsAny(t.Queue, ", \t"):
+		errs = append(errs, fmt.Errorf("%.200q is not the name of a queue; write one name without blanks and commas, such as --queue b200", t.Queue))
 	}
 	errs = append(errs, t.Fits(t.GPU, t.Arch))
 	t.Arch, t.AMD = cmp.Or(t.Arch, g.Arch), g.AMD()

@@ -22,7 +22,7 @@ func (r *reader) decodeFaults(err error) {
 	if err == nil {
 		return
 	}
-	messages := []string{err.Error() + "; check the quotes, brackets and indentation there"}
+	messages := []string{err.Error()}
 	if te, ok := errors.AsType[*yaml.TypeError](err); ok {
 		messages = te.Errors
 	}
@@ -49,14 +49,15 @@ func kindName(goType string) string {
 	case strings.HasPrefix(goType, "[]"), goType == "config.Patterns":
 		return "a list; write one such as [a, b]"
 	default:
-		return "a group of keys; write each in a line of its own, indented"
+		return "a group of keys; write KEY: VALUE in a line for each"
 	}
 }
 
 // suggestion is evaluated only for a fault that is kept.
 type suggestion struct {
-	key   string
-	known []string
+	key    string
+	known  []string
+	prefix string // of the group
 }
 
 // String names the key that was probably meant, or else all known keys.
@@ -69,6 +70,12 @@ func (s suggestion) String() string {
 		if flat(k) == flat(key) || len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k))) {
 			return fmt.Sprintf("write %q", k)
 		}
+	}
+	if strings.Contains(strings.ToLower(key), "token") {
+		return "a token is no setting; write it to a file, and sudo kbnode install --token-file FILE"
+	}
+	if place := placeOf(key, s.prefix); place != "" {
+		return place
 	}
 	return "use one of " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
 }

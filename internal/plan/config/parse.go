@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"fmt"
 	"reflect"
 	"strings"
 
@@ -39,10 +40,12 @@ func Read(name string, text []byte) (File, error) {
 	if len(text) > maxBytes {
 		r.Add(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
 	} else if root, second, err := yamlfile.Parse(text); err != nil {
-		r.decodeFaults(err)
+		line, says := yamlfile.Explain(text, err)
+		r.Add(line, "%s", says)
 	} else if root != nil {
-		r.checkKeys(root, reflect.TypeFor[Config](), "")
-		r.decodeFaults(root.Decode(&c))
+		if r.checkKeys(root, reflect.TypeFor[Config](), "") {
+			r.decodeFaults(root.Decode(&c))
+		}
 		for _, p := range Validate(c) {
 			r.Add(r.lines[p.Key], "%s: %s", p.Key, p.Text)
 		}
@@ -65,16 +68,26 @@ type reader struct {
 }
 
 // checkKeys checks the keys of a group of type t. It finds what decoding would ignore
-// or stop at, and removes it, so that decoding reaches the rest.
-func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
+// or stop at, and removes it, so that decoding reaches the rest. It returns false if there are no keys at all.
+func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) bool {
 	n = target(n)
-	if n.Kind != yaml.MappingNode {
-		return // decoding reports this
-	}
 	known, names := map[string]reflect.Type{}, []string{}
 	for f := range t.Fields() {
 		names = append(names, keyOf(f))
 		known[keyOf(f)] = f.Type
+	}
+	group := strings.TrimSuffix(prefix, ".")
+	switch {
+	case n.Kind == yaml.MappingNode, n.ShortTag() == "!!null":
+	case group != "":
+		r.Add(n.Line, "%s is a group of keys: %s; write each in a line of its own below it, indented", group, strings.Join(names, ", "))
+		return false
+	case n.Kind == yaml.SequenceNode:
+		r.Add(n.Line, "this is a list; write keys such as queue: b200, without - before them")
+		return false
+	default:
+		r.Add(n.Line, "%s is no key with a value; write a colon and a blank between them, as in queue: b200", quoted(n.Value))
+		return false
 	}
 	first := map[string]int{}
 	var content []*yaml.Node
@@ -83,7 +96,7 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		typ, ok := known[key.Value]
 		switch before := first[key.Value]; {
 		case !ok:
-			r.Add(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names})
+			r.Add(key.Line, "unknown key %s; %s", quoted(key.Value), suggestion{key.Value, names, prefix})
 			continue
 		case before > 0:
 			r.Add(key.Line, "key %q is set twice, first in line %d; remove one of them", key.Value, before)
@@ -91,7 +104,9 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		}
 		first[key.Value] = key.Line
 		if isGroup(typ) {
-			r.checkKeys(value, typ, prefix+key.Value+".")
+			if !r.checkKeys(value, typ, prefix+key.Value+".") {
+				continue
+			}
 		} else {
 			if !r.fits(value, typ) {
 				continue
@@ -103,6 +118,25 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) {
 		content = append(content, key, value)
 	}
 	n.Content = content
+	return true
+}
+
+// placeOf says where a key belongs that the group of a prefix does not have, or "".
+func placeOf(key, prefix string) string {
+	for f := range reflect.TypeFor[Config]().Fields() {
+		if keyOf(f) == key && prefix != "" {
+			return "write it without indentation"
+		}
+		if !isGroup(f.Type) {
+			continue
+		}
+		for inner := range f.Type.Fields() {
+			if keyOf(inner) == key {
+				return fmt.Sprintf("write it below %s, indented", keyOf(f))
+			}
+		}
+	}
+	return ""
 }
 
 // fits reports whether a value can be decoded: it has no groups, whose keys would

@@ -92,6 +92,38 @@ func Parse(doc []byte) (root *yaml.Node, second int, err error) {
 	return first.Content[0], second, nil
 }
 
+// explanations are what errors of the YAML library mean to those who wrote a file.
+var explanations = []struct{ part, text string }{
+	{"UTF-8", "it is not UTF-8 text; save it as UTF-8"},
+	{"control characters", "it is not text; name a YAML file"},
+	{"Unicode character", "it is not text; name a YAML file"},
+	{"mapping values are not allowed", "a second colon, or more indentation than in the line before; indent keys of a group alike, and quote a value with a colon"},
+	{"did not find expected key", "this line is no KEY: VALUE of its group; indent keys of a group alike, and end what is in quotes or brackets"},
+	{"could not find expected ':'", "a key has no colon, here or in the line before; write KEY: VALUE"},
+	{"unexpected end of stream", "a quote or a bracket is not closed; close it"},
+	{"did not find expected ','", "a bracket is not closed, or a comma is missing; write [a, b] or {a: 1, b: 2}"},
+	{"unknown anchor", "a value that begins with * needs quotes"},
+	{"did not find expected alphabetic", "a value that begins with *, & or ! needs quotes"},
+	{"cannot start any token", "a value that begins with @, % or a backquote needs quotes, and a tab is no indentation"},
+}
+
+// Explain returns the line of an error of Parse, 0 if unknown, and what is wrong for those who wrote the file.
+func Explain(doc []byte, err error) (line int, says string) {
+	line, rest := Line(err.Error())
+	lines := strings.Split(string(doc), "\n")
+	for n := max(0, line-2); n < min(line+1, len(lines)); n++ { // the library may name the line before or after
+		if indent := lines[n][:len(lines[n])-len(strings.TrimLeft(lines[n], " \t"))]; strings.Contains(indent, "\t") {
+			return n + 1, "a tab in the indentation; write blanks"
+		}
+	}
+	for _, e := range explanations {
+		if strings.Contains(rest, e.part) {
+			return line, e.text
+		}
+	}
+	return line, rest + "; check the quotes, brackets and indentation there"
+}
+
 var lineForm = lazy.Regexp(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
 
 // Line returns the line that an error of the YAML library names, 0 if none, and the rest of it.

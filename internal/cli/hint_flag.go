@@ -1,0 +1,270 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/std/text"
+)
+
+// flag explains an error in the flags, with the corrected line if there is one.
+func (h hints) flag(cmd *cobra.Command, err error) error {
+	help := cmd.CommandPath() + " --help lists the flags"
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return h.unknownFlag(cmd, unknown)
+	}
+	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		_, about := pflag.UnquoteUsage(bare.GetFlag())
+		return term.Usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
+	}
+	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		return h.badValue(bad, help)
+	}
+	return term.Usagef("%w; %s", err, help)
+}
+
+// badValue explains a value that is none of its flag's.
+func (h hints) badValue(bad *pflag.InvalidValueError, help string) error {
+	name, typed := bad.GetFlag().Name, bad.GetValue()
+	no, ok := errors.AsType[valueError](bad)
+	switch {
+	case ok && no.whole:
+		return term.Usagef("--%s %w", name, no)
+	case ok:
+		return term.Usagef("--%s: %q %w; %s", name, text.Line(typed, 60), no, help)
+	}
+	wants, flag := "is not a whole number", "--"+name
+	switch bad.GetFlag().Value.Type() {
+	case "duration":
+		wants = "is not a time such as 90s, 30m, 2h or 1d"
+		if times := likelyTimes(typed); times != nil {
+			help = fmt.Sprintf("write %s %s", flag, strings.Join(times, " or "))
+		}
+	case "bool":
+		wants = "is neither true nor false"
+		if i := slices.Index(h.Typed, flag+"="+typed); i >= 0 {
+			return h.Advise(fmt.Sprintf("%s takes no value", flag), h.With(i, flag))
+		}
+	}
+	if isSlots := slices.Contains([]string{"slot", gpuIndex}, name); isSlots {
+		switch slots := node.LikelySlots(typed); {
+		case len(slots) > 0:
+			numbers := strings.ReplaceAll(strings.Join(slots, ","), "gpu", "")
+			if bad.GetFlag().Value.Type() == "int" {
+				numbers, _, _ = strings.Cut(numbers, ",")
+			}
+			help = fmt.Sprintf("write %s %s", flag, numbers)
+		case strings.Contains(bad.GetFlag().Usage, "default: all") && strings.EqualFold(typed, "all"):
+			help = fmt.Sprintf("leave %s out for all", flag)
+		}
+	}
+	return term.Usagef("%s: %q %s; %s", flag, text.Line(typed, 60), wants, help)
+}
+
+// unknownFlag explains a flag that a command does not have.
+func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) error {
+	name, i := unknown.GetSpecifiedName(), -1
+	if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
+		i = slices.IndexFunc(h.Typed, func(word string) bool { // -help as -h, which exists, -e, -l and -p
+			return len(word) > 1 && word[0] == '-' && word[1] != '-' && strings.HasSuffix(word, several)
+		})
+		name = several
+		if i >= 0 {
+			name, _, _ = strings.Cut(h.Typed[i][1:], "=")
+		}
+	} else {
+		i = h.Find("--" + name)
+	}
+	dashes := "--"
+	if i < 0 || !strings.HasPrefix(h.Typed[i], "--") {
+		dashes = "-"
+	}
+	says := "unknown flag: " + dashes + text.Line(name, 60)
+	if answer := cmp.Or(answers[pathOf(cmd)+" "+dashes+name], answers["* "+dashes+name]); answer != "" {
+		return term.Usagef("%s; %s", says, answer)
+	}
+	if term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil {
+		// Do not repeat what followed: it may be the token.
+		return term.Usagef("%s; every user of a machine can read command lines, so no flag takes a token; write --token-file FILE; %s --help lists the flags", says, cmd.CommandPath())
+	}
+	if i < 0 {
+		return term.Usagef("%s; %s", says, flagList(cmd, name))
+	}
+	if _, err := os.Lstat(h.Typed[i]); err == nil {
+		return h.Advise(says, h.With(i, "./"+h.Typed[i]))
+	}
+	value := strings.TrimPrefix(h.Typed[i], dashes+name) // =x, or nothing
+	near := nearFlag(cmd, name)
+	if near == "json" && slices.Contains(sameFlags[name], near) {
+		return h.json(cmd, says, i)
+	}
+	var lines [][]string
+	if near != "" {
+		lines = append(lines, h.With(i, "--"+near+value))
+	}
+	for _, flag := range valueFlags(cmd, name) {
+		lines = append(lines, h.With(i, "--"+flag, name))
+	}
+	if line := accepted(lines...); line != nil {
+		return h.Advise(says, line)
+	}
+	switch {
+	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
+		if h.compares(cmd) {
+			return term.Usagef("%s; files are compared on this machine only; leave out --%s, or submit them one by one", says, name)
+		}
+		return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
+	case slices.Contains(fileFlags, name) && (strings.Contains(cmd.Use, "FILE") || strings.Contains(cmd.Use, "SUBMISSION")):
+		lines = [][]string{h.With(i)}
+		if file, ok := strings.CutPrefix(value, "="); ok {
+			lines[0] = h.With(i, file)
+		}
+	default:
+		lines = nil
+		for _, flag := range partFlags(cmd, name) {
+			if line := accepted(h.With(i, "--"+flag+value)); line != nil {
+				lines = append(lines, line)
+			}
+		}
+	}
+	if len(lines) > 0 {
+		return h.Advise(says, lines...)
+	}
+	return term.Usagef("%s; %s", says, flagList(cmd, name))
+}
+
+// mostFlags is how many flags a message lists.
+const mostFlags = 8
+
+// flagList says which flags a command has: all, or those with the first letter of the one that was typed.
+func flagList(cmd *cobra.Command, name string) string {
+	var all, similar []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		all = append(all, "--"+f.Name)
+		if name != "" && f.Name[0] == name[0] {
+			similar = append(similar, "--"+f.Name)
+		}
+	})
+	path := cmd.CommandPath()
+	switch {
+	case len(all) == 0:
+		return path + " has no flags"
+	case len(all) <= mostFlags && cmd != cmd.Root():
+		return path + " has " + strings.Join(all, ", ")
+	case len(similar) > 0 && len(similar) <= mostFlags:
+		return fmt.Sprintf("%s has %s; %[1]s --help lists the others", path, strings.Join(similar, ", "))
+	}
+	return path + " --help lists the flags"
+}
+
+// valueFlags returns the flags of a command that have a word as a value, as --mode has test.
+func valueFlags(cmd *cobra.Command, word string) (names []string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		complete, ok := cmd.GetFlagCompletionFunc(f.Name)
+		if !ok || slices.Contains([]string{"problem", "slot", "skip", "explain"}, f.Name) {
+			return
+		}
+		list, _ := complete(cmd, nil, "")
+		for _, v := range list {
+			if v, _, _ := strings.Cut(v, "\t"); strings.EqualFold(v, word) {
+				names = append(names, f.Name)
+			}
+		}
+	})
+	return names
+}
+
+// partFlags returns the flags of which a word is a part: --agent-version for version.
+func partFlags(cmd *cobra.Command, word string) (names []string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden && slices.Contains(strings.Split(f.Name, "-"), word) {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
+
+// json explains a flag of other tools that says in which format to print, or where to: -o json, --output=gpus.json.
+func (h hints) json(cmd *cobra.Command, says string, i int) error {
+	line := h.With(i, "--json")
+	if h.Find("--json") >= 0 {
+		line = h.With(i)
+	}
+	_, value, given := strings.Cut(h.Typed[i], "=")
+	if next := i + 1; !given && next < len(h.Typed) && !strings.HasPrefix(h.Typed[next], "-") {
+		value = h.Typed[next]
+		at := next - len(h.Typed) + len(line)
+		line = slices.Delete(line, at, at+1)
+	}
+	switch isFile := strings.ContainsAny(value, "./") && !strings.Contains(value, "{"); {
+	case isFile && h.Find("--json") < 0 && !strings.HasSuffix(value, ".json"):
+		line = slices.DeleteFunc(line, func(word string) bool { return word == "--json" })
+		return term.Usagef("%s; %s prints to standard output: write %s%s>%s", says, cmd.CommandPath(), h.Line(line), term.Unbroken, term.Word(value))
+	case isFile:
+		return term.Usagef("%s; --json prints to standard output: write %s%s>%s", says, h.Line(line), term.Unbroken, term.Word(value))
+	}
+	return h.Advise(says, line)
+}
+
+// compares reports whether a command line is for comparing files, if evaluate is its command.
+func (h hints) compares(evaluate *cobra.Command) bool {
+	submit, _, err := evaluate.Root().Find([]string{"submit"})
+	if err != nil || h.Find("--rounds") >= 0 || h.Find("--plot") >= 0 {
+		return err == nil
+	}
+	files, value := 0, false
+	for _, word := range h.Typed[slices.Index(h.Typed, "evaluate")+1:] {
+		switch {
+		case value:
+			value = false
+		case !strings.HasPrefix(word, "-"):
+			files++
+		default:
+			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
+			f := cmp.Or(evaluate.Flag(name), submit.Flag(name))
+			value = f != nil && f.NoOptDefVal == "" && !given
+		}
+	}
+	return files > 1
+}
+
+// flagOf reports whether a command has a flag.
+func flagOf(root *cobra.Command, command, name string) bool {
+	cmd, _, err := root.Find([]string{command})
+	return err == nil && cmd.Flags().Lookup(name) != nil
+}
+
+// nearFlag returns the flag of a command that a mistyped one probably is, or "".
+func nearFlag(cmd *cobra.Command, name string) string {
+	for _, same := range sameFlags[name] {
+		if cmd.Flags().Lookup(same) != nil {
+			return same
+		}
+	}
+	near, best := "", farthest(name)+1
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted
+		d := text.Edits(f.Name, name)
+		if d > 1 && !strings.EqualFold(f.Name[:1], name[:1]) { // a typo begins right: --shell is not --help
+			return
+		}
+		if len(name) > 1 && strings.HasPrefix(f.Name, name) { // one letter says too little: -n is not --now
+			d = 0
+		}
+		if !f.Hidden && (d < best || d == best && len(f.Name) < len(near)) {
+			near, best = f.Name, d
+		}
+	})
+	return near
+}
