@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -41,12 +43,12 @@ error with its line and what to write instead. FILE defaults to
 		Example: `  kbnode config check node.yaml
   render-node b200-17 | kbnode config check --json -`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			name := plan.ConfigPath
 			if len(args) > 0 {
 				name = args[0]
 			}
-			text, err := configText(s, name)
+			text, err := configText(cmd.Context(), s, name)
 			if err != nil {
 				return err
 			}
@@ -65,10 +67,11 @@ func configName(name string) string {
 	return name
 }
 
-func configText(s term.Streams, name string) ([]byte, error) {
+// configText reads a file, which may be a pipe that no one opens for writing, until ctx ends.
+func configText(ctx context.Context, s term.Streams, name string) ([]byte, error) {
 	in := s.Piped
 	if name != "-" {
-		f, err := os.Open(name)
+		f, err := limit.Until(ctx, func() (*os.File, error) { return os.Open(name) })
 		if errors.Is(err, fs.ErrNotExist) && name == plan.ConfigPath {
 			return nil, fmt.Errorf("%s does not exist; name the file to check, or write - for standard input", name)
 		}
@@ -76,7 +79,7 @@ func configText(s term.Streams, name string) ([]byte, error) {
 			return nil, fmt.Errorf("read configuration: %w", text.FileError(name, err, "fix the path, or write - for standard input"))
 		}
 		defer func() { _ = f.Close() }()
-		in = f
+		in = limit.Reader(ctx, f)
 	}
 	doc, err := io.ReadAll(io.LimitReader(in, node.MaxInput))
 	if name != "-" {

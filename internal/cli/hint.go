@@ -39,8 +39,7 @@ func accepted(lines ...[]string) []string {
 // command finds an unknown word where a command is expected. Cobra checks the flags first, and
 // says of `kbnode instal --queue b200` that there is no flag --queue.
 func (h hints) command(root *cobra.Command) error {
-	root.InitDefaultHelpFlag() // they take no value: kbnode --help install is about install
-	root.InitDefaultVersionFlag()
+	root.InitDefaultHelpFlag()         // it takes no value: kbnode --help install is about install
 	cmd, rest, _ := root.Find(h.Typed) // the error is only of the first word
 	if cmd.Name() == "help" {
 		cmd, rest, _ = root.Find(rest)
@@ -61,14 +60,25 @@ func (h hints) command(root *cobra.Command) error {
 		return term.Usagef("%s; %s", says, answer)
 	}
 	i := slices.Index(h.Typed, word)
+	if ext := filepath.Ext(word); ext == ".yml" || ext == ".yaml" {
+		switch cmd.Name() {
+		case "config":
+			return h.Advise(says, h.With(i, "check", word))
+		case "pipeline":
+			return term.Usagef("%s; it prints to standard output: write %s%s>%s", says, h.Line(h.With(i)), term.Unbroken, term.Word(word))
+		}
+	}
 	var lines [][]string
 	for _, name := range nearCommands(cmd, word) {
 		lines = append(lines, h.instead(i, name))
 	}
 	if len(lines) == 0 && cmd == root && i+1 < len(h.Typed) { // as in kbnode job cancel RUN
-		for _, name := range append(nearCommands(root, h.Typed[i+1]), h.Typed[i+1]) {
-			if line := accepted(slices.Replace(slices.Clone(h.Typed), i, i+2, name)); line != nil && isCommand(root, name) {
-				lines = append(lines, line)
+		next := h.Typed[i+1]
+		for _, c := range root.Commands() {
+			if c.IsAvailableCommand() && (c.Name() == next || c.HasAlias(next) || slices.Contains(c.SuggestFor, next)) {
+				if line := accepted(slices.Replace(slices.Clone(h.Typed), i, i+2, c.Name())); line != nil {
+					lines = append(lines, line)
+				}
 			}
 		}
 	}
@@ -77,8 +87,6 @@ func (h hints) command(root *cobra.Command) error {
 		return h.Advise(says, lines...)
 	case cmd == root:
 		return term.Usagef("%s; kbnode --help lists the commands", says)
-	case strings.HasSuffix(word, ".yml") || strings.HasSuffix(word, ".yaml"):
-		return term.Usagef("%s; it prints to standard output: write %s%s>%s", says, h.Line(h.With(i)), term.Unbroken, term.Word(word))
 	}
 	if flag := strayFlags[pathOf(cmd)]; flag != "" {
 		if line := accepted(h.With(i, "--"+flag, word)); line != nil {
@@ -105,11 +113,6 @@ func (h hints) instead(i int, name string) []string {
 
 // pathOf returns a command as people type it after kbnode.
 func pathOf(cmd *cobra.Command) string { return strings.TrimPrefix(cmd.CommandPath(), "kbnode ") }
-
-func isCommand(root *cobra.Command, name string) bool {
-	cmd, _, err := root.Find([]string{name})
-	return err == nil && cmd != root
-}
 
 // firstWord returns the first argument that is no flag of a command and no value of one. It is "" if
 // there is none, or an unknown flag before it.
@@ -238,7 +241,8 @@ func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) erro
 		return h.Advise(says+" and removes all slots, not only one", []string{"drain", arg})
 	}
 	bare := h.without(extra)
-	lines := [][]string{h.rejoined(cmd, arg)}
+	undashed := slices.DeleteFunc(slices.Clone(h.Typed), func(word string) bool { return word == "--" })
+	lines := [][]string{h.rejoined(cmd, arg), undashed}
 	if f := cmd.Flags().Lookup(arg); f != nil && !f.Changed && !one {
 		lines = append(lines, h.With(i, "--"+arg))
 	}
@@ -248,7 +252,11 @@ func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) erro
 			lines = append(lines, append(slices.Clone(bare), "--"+name, strings.Join(extra, ",")))
 		}
 	}
-	lines = append(lines, h.With(i), bare)
+	fewer := h.With(i)
+	if i > 0 {
+		fewer[i-1] = strings.TrimRight(fewer[i-1], ",")
+	}
+	lines = append(lines, fewer, bare)
 	line := accepted(lines...)
 	if line == nil {
 		line = bare

@@ -117,6 +117,13 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	if line := accepted(lines...); line != nil {
 		return h.Advise(says, line)
 	}
+	if near != "" { // what follows is wrong, too
+		for end := i + 1; end <= min(i+2, len(h.Typed)); end++ {
+			if accepted(lines[0][:end]) != nil {
+				return h.Advise(says, lines[0])
+			}
+		}
+	}
 	switch {
 	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
 		if h.compares(cmd) {

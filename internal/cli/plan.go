@@ -84,7 +84,7 @@ func makePlan(ctx context.Context, s term.Streams, root, file string, w *configF
 	}
 	defer closeRoot()
 	if file != "" {
-		text, err := configText(s, file)
+		text, err := configText(ctx, s, file)
 		if err != nil {
 			return out, err
 		}

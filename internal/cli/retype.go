@@ -28,7 +28,7 @@ var repairs = []struct {
 	undo func([]string) []string
 }{
 	{"the line has characters that are not visible, as in text that was copied", visibleWords},
-	{"a dash in the line is no hyphen, as in text that was copied", hyphened},
+	{"a flag begins with two hyphens, and not with the dashes of a document", hyphened},
 	{"a quote in the line is none to the shell, as in text that was copied", unquoted},
 	{"there is a blank beside a dash or a =", equated},
 	{"a file's name with blanks needs quotes", namedFiles},
@@ -60,10 +60,10 @@ func visibleWords(words []string) (all []string) {
 	wide := func(r rune) bool { return r != ' ' && unicode.Is(unicode.Zs, r) }
 	for _, word := range words {
 		word = strings.Map(func(r rune) rune {
-			if text.Visible(r) || r == '\n' || r == '\t' {
-				return r
+			if r == '\r' || unicode.Is(unicode.Cf, r) {
+				return -1
 			}
-			return -1
+			return r
 		}, word)
 		if strings.HasPrefix(word, "-") && strings.ContainsFunc(word, wide) {
 			all = append(all, strings.FieldsFunc(word, wide)...)
@@ -118,6 +118,9 @@ func unquoted(words []string) (all []string) {
 	return all
 }
 
+// pairFlags have values with a =.
+var pairFlags = []string{"--build-arg", "--agent"}
+
 // equated joins what blanks beside a = or after a hyphen have cut: --queue = b200, - --json.
 func equated(words []string) (all []string) {
 	for i, word := range words {
@@ -125,7 +128,7 @@ func equated(words []string) (all []string) {
 		if len(all) > 0 {
 			before = all[len(all)-1]
 		}
-		isFlag := strings.HasPrefix(before, "-")
+		isFlag := strings.HasPrefix(before, "-") && !slices.Contains(pairFlags, before)
 		last := i == len(words)-1
 		switch value, cut := strings.CutPrefix(word, "="); {
 		case cut && isFlag && !strings.Contains(before, "=") && (value != "" || !last):
@@ -211,7 +214,10 @@ func similarFile(name string) string {
 	}
 	near, best := "", farthest(base)+1
 	for _, e := range entries {
-		d := text.Edits(e.Name(), base)
+		d := best
+		if len(base) > 2 {
+			d = text.Edits(e.Name(), base)
+		}
 		if bare := strings.TrimSuffix(e.Name(), filepath.Ext(e.Name())); strings.EqualFold(bare, base) {
 			d = 0 // the extension was left out
 		}

@@ -18,7 +18,7 @@ var synonyms = map[string][]string{
 
 	"config check": {"validate", "verify", "lint", "test"}, "config show": {"view", "print", "cat", "dump", "list"},
 	"image list": {"ls", "show", "inspect", "history"}, "image update": {"pull", "fetch", "upgrade", "refresh"}, "image rollback": {"revert", "undo", "restore"},
-	"pipeline eval": {"fast"}, // it ran docker on the node, which no step can any more
+	"completion bash": {"sh"}, "pipeline eval": {"fast"}, // it ran docker on the node, which no step can any more
 }
 
 // strayFlags names, by command, the flag that a word without one means.
@@ -33,6 +33,7 @@ const (
 	watch      = "sudo kbnode status --watch"
 	ownConfig  = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
 	grepEvents = "write kbnode events | grep WORD"
+	ownLog     = "this is no slot; write sudo journalctl -u kbnode"
 	noColor    = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
 	ownName    = "leave it out: the image has the name image.name of the configuration"
 	ownLimits  = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
@@ -49,7 +50,7 @@ var answers = map[string]string{
 	"examples": "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", "),
 	"results":  "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
 	"rm":       "write sudo kbnode drain gpu3 for a slot, or sudo kbnode uninstall for all of kbnode",
-	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": "write sudo journalctl -u kbnode",
+	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
 	"config edit": "write " + editConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
 	"image rm": "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",

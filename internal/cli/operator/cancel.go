@@ -30,14 +30,15 @@ stays as it is. The API token needs the scopes read_builds and write_builds.`,
 		Example: `  kbnode cancel --org gpu-mode kbnode-q3xs5e7yzkw2a1bc`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			target.Pipeline = pipelineOf(target.Pipeline)
+			if err := checkRuns(target, args...); err != nil {
+				return err
+			}
 			client, err := api.Client(s, nil)
 			if err != nil {
 				return err
 			}
-			target.Org, target.Pipeline = api.Org, pipelineOf(target.Pipeline)
-			if err := checkRuns(target, args...); err != nil {
-				return err
-			}
+			target.Org = api.Org
 			var errs []error
 			for _, run := range args {
 				errs = append(errs, cancelRun(cmd.Context(), s, client, target, run))

@@ -154,7 +154,7 @@ func nearPart(word string) string {
 		return strings.Join(parts, " ")
 	}
 	for _, part := range append(slices.Clone(e2e.Parts), "cheats") {
-		if text.Edits(part, word) < 3 || len(word) > 3 && strings.HasPrefix(part, word) {
+		if text.Edits(part, word) < 3 || len(word) > 3 && strings.HasPrefix(part, word[:min(len(word), 6)]) {
 			return part
 		}
 	}

@@ -144,16 +144,17 @@ func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []strin
 	if err := term.CheckFolder("--result", f.resultFile); err != nil {
 		return err
 	}
+	f.Pipeline = pipelineOf(f.Pipeline)
+	if err := checkRuns(f.Target, f.follow); err != nil {
+		return err
+	}
 	p := NewSubmitProgress(term.NewProgress(s))
 	defer p.Stop()
 	client, err := f.api.Client(s, p.Trouble)
 	if err != nil {
 		return err
 	}
-	f.Org, f.Pipeline = f.api.Org, pipelineOf(f.Pipeline)
-	if err := checkRuns(f.Target, f.follow); err != nil {
-		return err
-	}
+	f.Org = f.api.Org
 	out, err := submit.Follow(cmd.Context(), client, submit.Options{Target: f.Target, Node: true, On: p.Show, Log: func(why string) { p.Trouble(why, 0) }}, f.follow)
 	p.Stop()
 	if err != nil {

@@ -53,8 +53,13 @@ func Inflate(text string) (string, error) {
 		doc, err = inflate(packed)
 	}
 	if err != nil {
-		if strings.HasPrefix(strings.TrimLeft(text, "\ufeff \t\r\n"), "{") {
+		switch plain := strings.TrimLeft(text, "\ufeff \t\r\n"); {
+		case plain == "":
+			err = errors.New("the payload is empty; send base64 of zlib of JSON")
+		case plain[0] == '{':
 			err = errors.New("the payload is JSON text; encode it with kbnode payload encode, or give it to kbnode runner with --config")
+		case plain[0] == '[':
+			err = errors.New("the payload is a list; write an object with lang, mode and sources")
 		}
 		return "", err
 	}
@@ -70,7 +75,7 @@ func inflate(packed []byte) (string, error) {
 	}
 	z, err := zlib.NewReader(bytes.NewReader(packed))
 	if err != nil {
-		return "", fmt.Errorf("the payload is not a zlib stream (%w); send base64 of zlib of JSON", err)
+		return "", errors.New("the payload is not a zlib stream; send base64 of zlib of JSON")
 	}
 	var doc strings.Builder
 	n, err := io.Copy(&doc, io.LimitReader(z, maxJSON+1))
@@ -97,7 +102,7 @@ func decodeBase64(text string) ([]byte, error) {
 	}
 	packed, err := base64.RawStdEncoding.DecodeString(text)
 	if err != nil {
-		return nil, fmt.Errorf("the payload is not base64: %w", err)
+		return nil, errors.New("the payload is not base64; send base64 of zlib of JSON")
 	}
 	return packed, nil
 }

@@ -31,15 +31,15 @@ func TestExplain(t *testing.T) {
 	for doc, want := range map[string]string{
 		"a:\n\tb: 1\n":       "2: a tab in the indentation",
 		"a: 1\n  b: 2\n":     "2: a second colon",
-		"a: b: c\n":          "1: a second colon",
+		"a: b: c\n":          "0: a second colon",
 		"a: \"b\n":           "2: a quote or a bracket is not closed",
-		"a: [b\nc: d\n":      "2: a bracket is not closed",
+		"a: [b\nc: d\n":      "1: a bracket is not closed",
 		"a: *b\n":            "0: a value that begins with *",
-		"a: @b\n":            "1: a value that begins with @",
-		"a: 1\nb\nc: 2\n":    "3: a key has no colon",
+		"a: @b\n":            "0: a value that begins with @",
+		"a: 1\nb\nc: 2\n":    "2: a key has no colon",
 		"a: \xff\n":          "0: it is not UTF-8 text",
 		"a: \x00\x01\n":      "0: it is not text",
-		"a: {b: 1\nc: [2}\n": "2: a bracket is not closed",
+		"a: {b: 1\nc: [2}\n": "1: a bracket is not closed",
 	} {
 		_, _, err := Parse([]byte(doc))
 		if err == nil {
