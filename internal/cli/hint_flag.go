@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -124,7 +125,13 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 			}
 		}
 	}
+	number := strings.TrimPrefix(value, "=")
+	if i+1 < len(h.Typed) && value == "" {
+		number = h.Typed[i+1]
+	}
 	switch {
+	case cmd.Name() == "evaluate" && slices.Contains([]string{"gpu", "gpus", "device"}, name) && gpuNumbers().MatchString(number):
+		return term.Usagef("%s; write CUDA_VISIBLE_DEVICES=%s before the command", says, number)
 	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
 		if h.compares(cmd) {
 			return term.Usagef("%s; files are compared on this machine only; leave out --%s, or submit them one by one", says, name)
@@ -148,6 +155,8 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	}
 	return term.Usagef("%s; %s", says, flagList(cmd, name))
 }
+
+var gpuNumbers = lazy.Regexp(`^\d+(,\d+)*$`)
 
 // mostFlags is how many flags a message lists.
 const mostFlags = 8

@@ -203,8 +203,8 @@ const maxNear = 10000
 func similarFile(name string) string {
 	if rest, ok := strings.CutPrefix(name, "~/"); ok { // which no shell expanded in quotes or after =
 		home, _ := os.UserHomeDir()
-		if rest = filepath.Join(home, rest); isFile(rest) {
-			return rest
+		if expanded := filepath.Join(home, rest); isFile(expanded) {
+			return expanded
 		}
 	}
 	dir, base := filepath.Split(name)
@@ -221,7 +221,8 @@ func similarFile(name string) string {
 		if bare := strings.TrimSuffix(e.Name(), filepath.Ext(e.Name())); strings.EqualFold(bare, base) {
 			d = 0 // the extension was left out
 		}
-		if d < best && text.Plain(e.Name()) {
+		sameKind := d == best && filepath.Ext(e.Name()) == filepath.Ext(base) && filepath.Ext(near) != filepath.Ext(base)
+		if (d < best || sameKind && near != "") && text.Plain(e.Name()) {
 			near, best = e.Name(), d
 		}
 	}

@@ -45,11 +45,11 @@ var answers = map[string]string{
 	"login": "no login exists; for a node, write sudo kbnode install --token-file FILE, and for a queue, set BUILDKITE_API_TOKEN",
 	"man":   "write man kbnode, or kbnode --help", "docs": "write man kbnode, or kbnode --help",
 	"support": "write sudo kbnode doctor --bundle node.tar.gz", "metrics": "set metrics.listen in /etc/kbnode/config.yaml, and read http://ADDRESS/metrics",
-	"exec":     "a slot runs jobs and nothing else; write kbnode submit to send one, or sudo kbnode logs gpu3 to see what runs",
+	"exec":     "a slot runs jobs and nothing else; to send one, write kbnode submit, and to see what runs, sudo kbnode logs gpu3",
 	"template": "write kbnode submit --problem PROBLEM --template Python >mine.py",
 	"examples": "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", "),
 	"results":  "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
-	"rm":       "write sudo kbnode drain gpu3 for a slot, or sudo kbnode uninstall for all of kbnode",
+	"rm":       "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
 	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
 	"config edit": "write " + editConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",

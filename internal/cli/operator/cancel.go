@@ -51,17 +51,14 @@ stays as it is. The API token needs the scopes read_builds and write_builds.`,
 	return cmd
 }
 
-// buildNumber matches a build as Buildkite names it.
-var buildNumber = lazy.Regexp(`^#?\d+$|^https?://.*/builds/\d+`)
+// buildNumber matches the number of a build.
+var buildNumber = lazy.Regexp(`^#?\d+$`)
 
 // checkRuns returns what is wrong with a pipeline and run IDs that were typed.
 func checkRuns(t submit.Target, runs ...string) error {
 	for _, run := range runs {
-		if buildNumber().MatchString(run) {
-			return term.Usagef("%.40q is a build's number or address, not a run ID; kbnode submit prints it, such as kbnode-q3xs5e7yzkw2a1bc, and the build has it in its environment as KERNELBOT_RUN_ID", run)
-		}
-		if run == "" || len(run) > 100 || !text.Plain(run) || strings.Contains(run, "://") {
-			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc", run)
+		if run == "" || len(run) > 100 || !text.Plain(run) || strings.Contains(run, "://") || buildNumber().MatchString(run) {
+			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc, and a build's environment has its own as KERNELBOT_RUN_ID", run)
 		}
 	}
 	return term.Usage(buildkite.CheckSlug("a pipeline", t.Pipeline))

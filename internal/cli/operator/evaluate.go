@@ -52,7 +52,11 @@ compared, whichever is faster.`,
   kbnode evaluate --problem prefix_python old.py new.py --plot times.svg`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 2 {
-				return term.Usagef("kbnode evaluate compares two files; leave out %s", text.ShellWord(text.Line(args[2], 60)))
+				i := slices.IndexFunc(args, func(file string) bool { _, err := os.Lstat(file); return err != nil })
+				if i < 0 || slices.ContainsFunc(args[i+1:], func(file string) bool { _, err := os.Lstat(file); return err != nil }) {
+					i = 2
+				}
+				return term.Usagef("kbnode evaluate compares two files; leave out %s", text.ShellWord(text.Line(args[i], 60)))
 			}
 			return nil
 		},

@@ -257,7 +257,7 @@ func begin(s term.Streams, t *task.Task, problem, says, file string) error {
 	wants := t.Submits()
 	for _, lang := range append([]string{languages[wants]}, slices.Sorted(maps.Keys(t.Templates))...) {
 		if t.Templates[lang] != "" {
-			return term.Usagef("%s; write %s >%s to begin one", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), text.ShellWord(text.Line(file, 60)))
+			return term.Usagef("%s; to begin one, write %s >%s", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), text.ShellWord(text.Line(file, 60)))
 		}
 	}
 	return term.Usagef("%s; name a file that ends in .%s", says, wants)

@@ -42,8 +42,8 @@ const Unbroken = "\u00a0"
 func (s Streams) Line(args []string) string {
 	words := []string{Program()}
 	cmd, _, _ := s.Commands.Find(args) // the error is of a word that is no command
-	recorded := slices.ContainsFunc(args, func(a string) bool { return a == "--root" || strings.HasPrefix(a, "--root=") })
-	if variables, ok := NeedsRoot(cmd); ok && !recorded {
+	anyone := slices.ContainsFunc(args, func(a string) bool { return a == "--root" || strings.HasPrefix(a, "--root=") || a == "--help" })
+	if variables, ok := NeedsRoot(cmd); ok && !anyone {
 		words = slices.Insert(words, 0, "sudo")
 		keep := slices.DeleteFunc(variables, func(name string) bool { return os.Getenv(name) == "" })
 		if len(keep) > 0 {
