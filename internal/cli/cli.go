@@ -103,16 +103,16 @@ func newRoot(s term.Streams) *cobra.Command {
 	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))
 	addGroup(root, plumbing, operator.NewRunner(s), sudo(newReconcile(s)), newVersion(s))
 	root.AddCommand(operator.NewPayload(s), sudo(newDaemon(s)), newClear(), newRunJob(s), newRunHook(), newDisk(s), newHook(s), newProbe(s), newBootstrap(s))
-	for path, words := range synonyms {
-		if cmd, _, err := root.Find(strings.Fields(path)); err == nil {
-			cmd.SuggestFor = words
-		}
-	}
 	root.SetHelpCommandGroupID(plumbing)
 	root.SetCompletionCommandGroupID(plumbing)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	dropPowerShell(root)
+	for path, words := range synonyms {
+		if cmd, _, err := root.Find(strings.Fields(path)); err == nil {
+			cmd.SuggestFor = words
+		}
+	}
 	root.SetUsageTemplate(rootUsage + root.UsageTemplate() + "{{end}}")
 	checkArgs(root, hint)
 	complete(root)

@@ -45,6 +45,8 @@ func (h hints) badValue(bad *pflag.InvalidValueError, help string) error {
 	}
 	wants, flag := "is not a whole number", "--"+name
 	switch bad.GetFlag().Value.Type() {
+	case "int":
+		help = fmt.Sprintf("write one such as %s 8", flag)
 	case "duration":
 		wants = "is not a time such as 90s, 30m, 2h or 1d"
 		if times := likelyTimes(typed); times != nil {

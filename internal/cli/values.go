@@ -17,7 +17,8 @@ type typedValue struct {
 	pflag.Value
 	flags    *pflag.FlagSet
 	list     bool // it may be given again
-	positive bool // only what is above 0 is a value: without the flag, it is 0
+	positive bool // only what is above 0 is a value: without the flag, it is 0, unless
+	waits    bool // it has another default
 
 	given  bool
 	before string // what was typed before, if it is given
@@ -60,7 +61,11 @@ func (v *typedValue) Set(typed string) error {
 	if err := v.Value.Set(typed); err != nil {
 		return err
 	}
-	if zero := v.String(); v.positive && (zero == "0" || zero == "0s") {
+	switch zero := v.String(); {
+	case !v.positive || zero != "0" && zero != "0s":
+	case v.waits:
+		return valueError{"is no time to wait; write a value above 0", true}
+	default:
 		return valueError{text: "is what leaving the flag out means; leave it out, or write a value above 0"}
 	}
 	return nil
@@ -79,7 +84,8 @@ func wrapValues(cmd *cobra.Command) {
 			if f.DefValue == "0s" {
 				f.DefValue = "0" // which the help of a wrapped value leaves out
 			}
-			v.positive = (f.DefValue == "0" || f.Name == "queue-timeout") && !ownZero
+			v.waits = f.Name == "queue-timeout"
+			v.positive = (f.DefValue == "0" || v.waits) && !ownZero
 		case "string":
 		case "stringSlice", "stringArray", "intSlice":
 			v.list = true

@@ -34,6 +34,8 @@ const (
 	ownConfig  = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
 	grepEvents = "write kbnode events | grep WORD"
 	ownLog     = "this is no slot; write sudo journalctl -u kbnode"
+	noDebug    = "leave it out; sudo kbnode doctor --bundle node.tar.gz collects what there is to know of a node"
+	follows    = "leave it out: kbnode submit follows its build; to follow it later, write kbnode submit --follow RUN with the run ID that it prints"
 	noColor    = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
 	ownName    = "leave it out: the image has the name image.name of the configuration"
 	ownLimits  = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
@@ -73,7 +75,9 @@ var answers = map[string]string{
 	"image build -t":      ownName, "image build --tag": ownName,
 	"evaluate --timeout": ownLimits, "evaluate --limit": ownLimits,
 	"completion --shell": "write kbnode completion bash",
-	"* --no-color":       noColor, "* --color": noColor,
+	"* -v":               noDebug, "* --verbose": noDebug, "* --debug": noDebug,
+	"submit --wait": follows, "submit --no-wait": follows, "submit --detach": follows, "submit -d": follows,
+	"* --no-color": noColor, "* --color": noColor,
 }
 
 // sameAnswers are other words that answers has a line for.
