@@ -167,9 +167,9 @@ func TestPrefixPythonBreaks(t *testing.T) {
 		"def custom_kernel(data):\n  return data[:-1]\n":                          "the output is an array.array or memoryview of q[0]; an array.array or memoryview of q[1] is wanted",
 		"def custom_kernel(data):\n  return None\n":                               "custom_kernel returned nothing; it must return the output, or take it as its second argument",
 		"import nothing_here\n":                                                   "ModuleNotFoundError: No module named 'nothing_here'",
-		"pass\n":                                                                  "ImportError: cannot import name 'custom_kernel'",
+		"pass\n":                                                                  "the submission has no function custom_kernel",
 		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
-		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "ImportError: cannot import name 'custom_kernel'",
+		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission has no function custom_kernel",
 	} {
 		r := evaluate(t, p, text, "test").Runs.Get("test").Run
 		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result.Get("test.0.error"), want) || r.Result.Get("test-count") != "4" || r.Result.Get("check") != "fail" {

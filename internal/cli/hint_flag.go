@@ -75,7 +75,7 @@ func (h hints) badValue(bad *pflag.InvalidValueError, help string) error {
 
 // unknownFlag explains a flag that a command does not have.
 func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) error {
-	name, i := unknown.GetSpecifiedName(), -1
+	name, i := unknown.GetSpecifiedName(), h.Find("--"+unknown.GetSpecifiedName())
 	if several := unknown.GetSpecifiedShortnames(); several != "" { // -all is read as -a -l -l
 		i = slices.IndexFunc(h.Typed, func(word string) bool { // -help as -h, which exists, -e, -l and -p
 			return len(word) > 1 && word[0] == '-' && word[1] != '-' && strings.HasSuffix(word, several)
@@ -84,8 +84,6 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		if i >= 0 {
 			name, _, _ = strings.Cut(h.Typed[i][1:], "=")
 		}
-	} else {
-		i = h.Find("--" + name)
 	}
 	dashes := "--"
 	if i < 0 || !strings.HasPrefix(h.Typed[i], "--") {
