@@ -155,7 +155,7 @@ func TestRunnerProblemLimit(t *testing.T) {
 	dir := t.TempDir()
 	must.Write(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
 	must.Write(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
-	r := runs(t, process(t, "evaluate", "--problem", dir, must.Write(t, dir, "mine.py", "")))
+	r := runs(t, process(t, "evaluate", "--problem", dir, must.Write(t, dir, "mine.py", "pass\n")))
 	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") {
 		t.Errorf("%+v", r)
 	}

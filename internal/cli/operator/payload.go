@@ -218,7 +218,7 @@ func readProblem(s term.Streams, name string, args []string) (t *task.Task, subm
 			return nil, "", err
 		}
 		if submission, err = task.ReadSubmissionFile(args[0]); err == nil && strings.TrimSpace(submission) == "" {
-			return nil, "", begin(s, t, name, text.ShellWord(text.Line(args[0], 60))+" is empty", args[0])
+			return nil, "", begin(s, t, name, text.ShellWord(text.Line(args[0], 60))+" is empty", args[0], "write the submission to it")
 		}
 	} else if _, absent := fs.Stat(t.FS(), t.Submission); errors.Is(absent, fs.ErrNotExist) {
 		return nil, "", term.Usagef("%s has no %s of its own; name the file of your submission", t.Dir, t.Submission)
@@ -246,21 +246,21 @@ func checkLang(s term.Streams, t *task.Task, problem, file string) error {
 	if _, err := os.Lstat(other); err == nil {
 		return term.Usagef("%s; write %s instead", says, shown(other))
 	}
-	return begin(s, t, problem, says, other)
+	return begin(s, t, problem, says, other, "name a file that ends in ."+wants)
 }
 
 // languages are the names of languages in templates.
 var languages = map[string]string{task.Python: "Python", task.CUDA: "CUDA"}
 
-// begin says how to begin a submission in a file.
-func begin(s term.Streams, t *task.Task, problem, says, file string) error {
+// begin says how to begin a submission in a file, or what else to do if the problem has no template.
+func begin(s term.Streams, t *task.Task, problem, says, file, otherwise string) error {
 	wants := t.Submits()
 	for _, lang := range append([]string{languages[wants]}, slices.Sorted(maps.Keys(t.Templates))...) {
 		if t.Templates[lang] != "" {
 			return term.Usagef("%s; to begin one, write %s >%s", says, s.Line([]string{"submit", "--problem", problem, "--template", lang}), text.ShellWord(text.Line(file, 60)))
 		}
 	}
-	return term.Usagef("%s; name a file that ends in .%s", says, wants)
+	return term.Usagef("%s; %s", says, otherwise)
 }
 
 // addProblem adds --problem, which submit called --eval once.
