@@ -170,7 +170,8 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 	if len(rows) > 0 {
 		l.Line("")
 	}
-	l.table(rows, 3)
+	l.table(rows[:min(len(rows), maxRows)], 3)
+	l.more(len(rows)-maxRows, "evaluations")
 	for _, s := range list {
 		if tests && len(s.tests.list) > 0 {
 			rows := [][]string{{s.name, ""}}
@@ -181,7 +182,7 @@ func (l *Log) tables(r *Result, list []*Summary, tests bool) {
 			l.table(rows)
 			l.more(s.tests.more, "tests")
 		}
-		if len(s.timings.list) == 0 {
+		if len(s.timings.list) == 0 || s.inRound() {
 			continue
 		}
 		rows := [][]string{{s.name, "mean ± error", "best", "worst"}}
@@ -226,7 +227,7 @@ func vague(list []*Summary) float64 {
 				most = max(most, c.blur)
 			}
 		}
-		if len(s.timings.list) > 0 {
+		if len(s.timings.list) > 0 && !s.inRound() {
 			return map[bool]float64{true: most}[most > maxBlur]
 		}
 	}

@@ -20,7 +20,7 @@ const (
 	messageLines = 30
 	maxLine      = 200 // of a text on one of our lines
 	longest      = 64  // times as many bytes are read of a text: it may become shorter before it is cut
-	maxRows      = 50  // tests or benchmarks in one list
+	maxRows      = 50  // tests or benchmarks in one list, and evaluations
 )
 
 // Verdicts on an evaluation, as shown to people.
@@ -43,6 +43,9 @@ type Summary struct {
 
 	tests, failed, timings cases
 }
+
+// inRound reports whether this is an evaluation in a round of a comparison, whose times count by their ratios alone.
+func (s *Summary) inRound() bool { return strings.HasPrefix(s.name, "benchmark.") }
 
 type cases struct {
 	list []testCase

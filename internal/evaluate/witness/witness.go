@@ -48,7 +48,7 @@ type Mark struct {
 
 // Evaluation is one run of the task's program.
 type Evaluation struct {
-	Name   string // test, benchmark or leaderboard
+	Name   string // test, benchmark or leaderboard, or that of a turn in a comparison
 	Claims result.Pairs[string]
 	Report []byte // as it arrived; Claims come from it
 	Marks  []Mark // in order

@@ -358,3 +358,14 @@ func FuzzJudge(f *testing.F) {
 		}
 	})
 }
+
+// TestComparison judges the times of a comparison by what its submission's tests took.
+func TestComparison(t *testing.T) {
+	t.Parallel()
+	one, other := tests(), tests()
+	other.Name = "test.B"
+	none := ran("benchmark.B.1")
+	if want, got := usualOf([]*claims{read(&one)}), usualOf([]*claims{read(&none), read(&other)}); want != got || want.start < 0 {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
