@@ -21,7 +21,9 @@ func (e *engine) findCompilers() {
 	if e.landlock == 0 || !canFilter() || !canAnswer() {
 		return
 	}
-	e.compilers = compile.New(e.env, func(name string) (string, error) { return lookPath(e.env, name) }, strings.ToLower(rand.Text()[:6]))
+	for _, s := range e.submissions {
+		s.compilers = compile.New(e.env, func(name string) (string, error) { return lookPath(e.env, name) }, strings.ToLower(rand.Text()[:6]))
+	}
 }
 
 // canAnswer reports whether this kernel can leave it to a process to answer system calls.

@@ -34,6 +34,8 @@ type config struct {
 	test       timeLimit
 	benchmark  timeLimit
 	ranked     timeLimit
+	other      map[string]string // compare: the files that the second submission has in place of those above
+	rounds     int               // compare
 }
 
 // timeLimit is a program's time limit.
@@ -79,7 +81,7 @@ func parseConfig(o *payload.Object) (*config, error) {
 	f := &fields{Object: o}
 	c := &config{
 		lang: f.choice("lang", "py", "cu"),
-		mode: f.choice("mode", "test", "benchmark", "leaderboard", "private", "profile"),
+		mode: f.choice("mode", "test", "benchmark", "leaderboard", "private", "profile", result.ModeCompare),
 		last: true,
 	}
 	if v, ok := f.member("sources"); ok {
@@ -111,6 +113,7 @@ func parseConfig(o *payload.Object) (*config, error) {
 			}
 		}
 	}
+	f.comparison(c)
 	if c.last && c.benchmarks == "" && c.mode != "test" && c.mode != "profile" && len(f.errs) == 0 {
 		f.refuse(`benchmarks: mode %s with ranking_by "last" needs one at least`, c.mode)
 	}
@@ -146,6 +149,10 @@ func (f *fields) instead(key string) string {
 		return `write "lang": "py" or "cu"`
 	case "mode":
 		return `write "mode": "test"`
+	case "rounds":
+		return `write "rounds": 10`
+	case otherSources:
+		return `write the second submission, as in "other_sources": {"submission.py": "…"}`
 	case "main":
 		for _, files := range []string{"sources", "files"} {
 			v, _ := f.Get(files)

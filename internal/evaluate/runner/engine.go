@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
-	"github.com/gpu-mode/kbnode/internal/evaluate/runner/compile"
 	"github.com/gpu-mode/kbnode/internal/evaluate/witness"
 	"github.com/gpu-mode/kbnode/internal/std/tree"
 )
@@ -21,15 +20,15 @@ const preRunProgram = "submission.py"
 
 // engine runs the evaluations of one job.
 type engine struct {
-	*config
-	src     *sources
-	here    *jobDir
-	dir     string   // its path
-	env     []string // of every program, without POPCORN_ variables
-	gpus    int      // GPUs that torch would count
-	runtime string   // CUDA, ROCm or empty
-	note    func(format string, args ...any)
-	begin   func(what, name string) // called before each step: what is "compile" or "run"
+	*submission // whose turn it is
+	submissions []*submission
+	here        *jobDir
+	dir         string   // its path
+	env         []string // of every program, without POPCORN_ variables
+	gpus        int      // GPUs that torch would count
+	runtime     string   // CUDA, ROCm or empty
+	note        func(format string, args ...any)
+	begin       func(what, name string) // called before each step: what is "compile" or "run"
 
 	landlock  int               // version; 0 for none
 	programs  map[string]string // paths by name; none if it is not installed
@@ -40,7 +39,6 @@ type engine struct {
 	areas     []*area
 	kept      []string            // caches that the image or the job placed
 	brought   []brought           // what the image has of libraries' caches
-	compilers *compile.Service    // nil if each program must compile by itself
 	leads     map[string]string   // where paths that programs look through lead, without Landlock
 	proc      procState           // of this process and those above and beside it
 	beside    []int               // the other programs of a pipe
@@ -55,14 +53,13 @@ type engine struct {
 	left      error               // why something that a program left is still there
 	changed   []error             // what the last program did to what was there before
 	lost      []error             // of that, what cannot be put back
-	preRan    bool                // by preRun
-	compiled  *result.Compilation // its outcome
-	evidence  []witness.Evaluation
+	output    int                 // by all evaluations of a comparison, as count counts
 }
 
-// step is one evaluation: its name, the mode of the task's program, its cases and its
+// step is one evaluation: of which submission, its name, the mode of the task's program, its cases and its
 // time limit.
 type step struct {
+	side  int
 	name  string
 	mode  string
 	cases string
@@ -70,23 +67,25 @@ type step struct {
 }
 
 func (c *config) steps() []step {
-	test := step{"test", "test", c.tests, c.test}
+	test := step{0, "test", "test", c.tests, c.test}
 	switch c.mode {
 	case "test":
 		return []step{test}
 	case "profile":
 		var steps []step
 		for line := range splitLines(c.benchmarks) {
-			steps = append(steps, step{"profile." + strconv.Itoa(len(steps)), "profile", chomp(line), c.benchmark})
+			steps = append(steps, step{0, "profile." + strconv.Itoa(len(steps)), "profile", chomp(line), c.benchmark})
 		}
 		return steps
+	case result.ModeCompare:
+		return c.turns()
 	}
 	lines := c.benchmarkLines()
-	benchmark := step{"benchmark", "benchmark", lines, c.benchmark}
+	benchmark := step{0, "benchmark", "benchmark", lines, c.benchmark}
 	if c.mode == "benchmark" {
 		return []step{benchmark}
 	}
-	return []step{test, benchmark, {"leaderboard", "leaderboard", lines, c.ranked}}
+	return []step{test, benchmark, {0, "leaderboard", "leaderboard", lines, c.ranked}}
 }
 
 // runAll runs the evaluations in order and calls done after each. It stops after the
@@ -115,9 +114,13 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		if err := errors.Join(e.changed...); err != nil {
 			return err
 		}
+		e.submission = e.submissions[s.side]
 		ev, err := e.evaluate(ctx, s)
 		if ev != nil {
 			done(s.name, ev)
+		}
+		if err == nil && e.mode == result.ModeCompare {
+			err = e.count(ev)
 		}
 		if err != nil {
 			return err

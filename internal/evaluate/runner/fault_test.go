@@ -344,7 +344,7 @@ func TestRefused(t *testing.T) {
 		"no lang":                 {config: good(map[string]any{"lang": "-"}), want: "lang: is missing"},
 		"unknown lang":            {config: good(map[string]any{"lang": "rs"}), want: "lang: is 'rs'; it must be one of py, cu"},
 		"unknown mode":            {config: good(map[string]any{"mode": "script"}), want: "mode: is 'script'"},
-		"two faults":              {config: good(map[string]any{"mode": 1, "tests": nil}), want: "mode: is 1; it must be one of test, benchmark, leaderboard, private, profile; tests: is a null"},
+		"two faults":              {config: good(map[string]any{"mode": 1, "tests": nil}), want: "mode: is 1; it must be one of test, benchmark, leaderboard, private, profile, compare; tests: is a null"},
 		"thousands of faults":     {config: good(map[string]any{"tests": make([]int, 5000)}), want: "tests[19]: is a number; it must be an object; and more"},
 		"no name as main":         {config: good(map[string]any{"main": ""}), want: `main: "" is not among the sources`},
 		"main not in sources":     {config: good(map[string]any{"main": "x.py"}), want: `main: "x.py" is not among the sources`},

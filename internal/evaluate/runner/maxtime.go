@@ -26,8 +26,8 @@ func MaxTime(o *payload.Object) (time.Duration, error) {
 			sum += reportLimit
 		}
 	}
-	if c.lang == "py" { // once in a job
-		sum += compileLimit.seconds
+	if c.lang == "py" { // once in a job for each submission
+		sum += compileLimit.seconds * float64(len(c.both()))
 	}
 	if sum >= longest.Seconds() { // perhaps more than a Duration can be
 		return longest, nil

@@ -299,7 +299,7 @@ func TestProfileArchiveIsBounded(t *testing.T) {
 	root, err := os.OpenRoot(t.TempDir())
 	must.Do(t, err)
 	defer root.Close() //nolint:errcheck // opened for reading
-	e := &engine{src: &sources{root: root}}
+	e := &engine{submission: &submission{src: &sources{root: root}}}
 	for name, text := range map[string]string{"zeros/a": string(make([]byte, 600)), "zeros/b": string(make([]byte, 600)), "noise/a": rand.Text() + rand.Text()} {
 		write(t, filepath.Join(root.Name(), name), text)
 	}

@@ -240,7 +240,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	if err != nil {
 		return err
 	}
-	src, err := newSources(here.root, c)
+	submissions, err := newSubmissions(here.root, c)
 	if err != nil {
 		return err
 	}
@@ -250,7 +250,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	hideArgument(s.Payload)
 	hideArgument(s.Config)
 	e := &engine{
-		config: c, src: src, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
+		submission: submissions[0], submissions: submissions, here: here, dir: here.root.Name(), env: homeless(childEnv(public)), note: s.log.note,
 		temp: public, spaceName: tempName(), judgeName: tempName(), begin: s.begin, landlock: s.landlock,
 	}
 	if e.landlock == 0 { // a program can write into the interpreter's directories, and must not change what is there
@@ -263,7 +263,7 @@ func (s *session) evaluate(ctx context.Context, here *jobDir, r *result.Result) 
 	e.findCompilers()
 	r.System, e.gpus = e.system(ctx)
 	e.runtime = r.System.Runtime
-	defer func() { s.implausible = witness.Judge(e.clock(), e.evidence) }()
+	defer func() { s.implausible = e.implausible() }()
 	return e.runAll(ctx, func(name string, ev *result.Evaluation) {
 		r.Runs = append(r.Runs, result.Pair[*result.Evaluation]{Key: name, Value: ev})
 		sum := result.Summarize(name, ev, ctx.Err() != nil)

@@ -11,11 +11,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/std/yamlfile"
 )
 
@@ -91,13 +93,48 @@ func load(t *Task, name string) (*Task, error) {
 // architecture as nvcc names it, without sm_ (90a); "" becomes null, as for GPUs
 // of other vendors than NVIDIA.
 func (t *Task) Config(submission, arch, mode string) (string, error) {
-	switch {
-	case !slices.Contains(Modes, mode):
+	if !slices.Contains(Modes, mode) {
 		return "", fmt.Errorf("%s is not a mode; write %s", quote(mode), cmp.Or(kernelbotModes[mode], nearest(mode, Modes), strings.Join(Modes, ", ")))
+	}
+	o, err := t.object(submission, arch, mode)
+	if err != nil {
+		return "", err
+	}
+	return encode(o)
+}
+
+// Comparison returns the payload's JSON text for a job that compares two submissions in rounds.
+func (t *Task) Comparison(both [2]string, arch string, rounds int) (string, error) {
+	if t.Benchmarks == 0 {
+		return "", fmt.Errorf("%s has no benchmarks, by which submissions are compared; write one there", filepath.Join(t.Dir, FileName))
+	}
+	o, err := t.object(both[0], arch, result.ModeCompare)
+	if err == nil && !utf8.ValidString(both[1]) {
+		err = errNotUTF8
+	}
+	if err != nil {
+		return "", err
+	}
+	other := &payload.Object{}
+	for _, f := range t.files {
+		if f.submission {
+			other.Set(f.name, both[1])
+		}
+	}
+	o.Set("rounds", payload.Int(strconv.Itoa(rounds)))
+	o.Set("other_sources", other)
+	return encode(o)
+}
+
+var errNotUTF8 = errors.New("the submission is not UTF-8; save it as UTF-8")
+
+// object returns the payload for a submission.
+func (t *Task) object(submission, arch, mode string) (*payload.Object, error) {
+	switch {
 	case !utf8.ValidString(submission):
-		return "", errors.New("the submission is not UTF-8; save it as UTF-8")
+		return nil, errNotUTF8
 	case t.Benchmarks == 0 && t.RankingBy == "last" && mode != "test" && mode != "profile":
-		return "", fmt.Errorf("%s has no benchmarks, which mode %s needs; write one there, or use mode test", filepath.Join(t.Dir, FileName), mode)
+		return nil, fmt.Errorf("%s has no benchmarks, which mode %s needs; write one there, or use mode test", filepath.Join(t.Dir, FileName), mode)
 	}
 	sources, headers := &payload.Object{}, &payload.Object{}
 	for _, f := range t.files {
@@ -132,6 +169,10 @@ func (t *Task) Config(submission, arch, mode string) (string, error) {
 			o.Set("mode", mode)
 		}
 	}
+	return o, nil
+}
+
+func encode(o *payload.Object) (string, error) {
 	doc := payload.JSON(o)
 	if len(doc) > maxText {
 		return "", fmt.Errorf("the payload is %d bytes of JSON and may have %d; send a smaller submission", len(doc), maxText)

@@ -111,6 +111,36 @@ ranking_by: geom
 	must.Equal(t, "80", p.Arch)
 }
 
+// TestComparison puts both submissions into one payload.
+func TestComparison(t *testing.T) {
+	t.Parallel()
+	p, err := Find(problem(t, `
+-- task.yml --
+lang: py
+files: [{name: sub.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}]
+config: {main: eval.py}
+benchmarks: [{a: 1}]
+-- eval.py --
+x
+`))
+	must.Do(t, err)
+	doc, err := p.Comparison([2]string{"1", "2"}, "90a", 5)
+	must.Do(t, err)
+	must.Equal(t, `{"main":"eval.py","sources":{"sub.py":"1","eval.py":"x\n"},"lang":"py","arch":"90a","benchmarks":[{"a":1}],"tests":[],"mode":"compare","test_timeout":180,`+
+		`"benchmark_timeout":180,"ranked_timeout":180,"ranking_by":"last","seed":null,"multi_gpu":false,"rounds":5,"other_sources":{"sub.py":"2"}}`, doc)
+	for want, both := range map[string][2]string{
+		"the submission is not UTF-8; save it as UTF-8":                  {"", "\xff"},
+		"bytes of JSON and may have 16777216; send a smaller submission": {strings.Repeat("x", 10<<20), strings.Repeat("x", 10<<20)},
+	} {
+		if doc, err := p.Comparison(both, "", 5); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %.40q, %v; want %q", doc, err, want)
+		}
+	}
+	p.Benchmarks = 0
+	_, err = p.Comparison([2]string{"1", "2"}, "", 5)
+	must.Err(t, err, p.Dir+"/task.yml has no benchmarks, by which submissions are compared; write one there")
+}
+
 func TestConfigRefuses(t *testing.T) {
 	t.Parallel()
 	p, err := Find(problem(t, `
