@@ -756,8 +756,11 @@ def run(program, case, setup, mode):
         return None
     known = statistics(raw)
     handover = shortest(case, setup, last, int(min(known["median"], LONGEST_PAUSE)))
-    times = statistics([t - min(handover, MOST * t) for t in raw])
-    return times | {"handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "disturbed": disturbed}
+    times = [t - min(handover, MOST * t) for t in raw]
+    return statistics(times) | {
+        "handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "disturbed": disturbed,
+        "calls": " ".join(f"{t:.0f}" for t in times),  # MAX_RUNS at most
+    }
 
 
 def calls(case, worker, timed):

@@ -1,8 +1,10 @@
 package examples_test
 
 import (
+	"math"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -40,6 +42,26 @@ func TestModesDiffer(t *testing.T) {
 	}
 	if inputs[""] {
 		t.Error("no input is shown")
+	}
+}
+
+// TestCallsAreReported reports each call that counts, as the numbers are that come from them.
+func TestCallsAreReported(t *testing.T) {
+	t.Parallel()
+	needsPython(t)
+	p := shrunk(t, "prefix_python", `{"size": 1, "seed": 1}`, `{"size": 1000, "seed": 6}`)
+	said := evaluate(t, p, "def custom_kernel(data, output):\n  s = 0\n  for i, n in enumerate(data):\n    s += n\n    output[i] = s\n", "benchmark").Runs[0].Value.Run.Result
+	calls, sum := strings.Fields(said.Get("benchmark.0.calls")), 0.
+	for _, call := range calls {
+		ns, err := strconv.ParseFloat(call, 64)
+		must.Do(t, err)
+		sum += ns
+	}
+	mean, err := strconv.ParseFloat(said.Get("benchmark.0.mean"), 64)
+	must.Do(t, err)
+	must.Equal(t, said.Get("benchmark.0.runs"), strconv.Itoa(len(calls)))
+	if got := sum / float64(len(calls)); math.Abs(got-mean) > 1 {
+		t.Errorf("the mean of the calls is %f, and %f is reported", got, mean)
 	}
 }
 
