@@ -133,9 +133,6 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	case cmd.Name() == "evaluate" && slices.Contains([]string{"gpu", "gpus", "device"}, name) && gpuNumbers().MatchString(number):
 		return term.Usagef("%s; write CUDA_VISIBLE_DEVICES=%s before the command", says, number)
 	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
-		if h.compares(cmd) {
-			return term.Usagef("%s; files are compared on this machine only; leave out --%s, or submit them one by one", says, name)
-		}
 		return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
 	case slices.Contains(fileFlags, name) && (strings.Contains(cmd.Use, "FILE") || strings.Contains(cmd.Use, "SUBMISSION")):
 		lines = [][]string{h.With(i)}
@@ -232,28 +229,6 @@ func (h hints) json(cmd *cobra.Command, says string, i int) error {
 		return term.Usagef("%s; --json prints to standard output: write %s%s>%s", says, h.Line(line), term.Unbroken, term.Word(value))
 	}
 	return h.Advise(says, line)
-}
-
-// compares reports whether a command line is for comparing files, if evaluate is its command.
-func (h hints) compares(evaluate *cobra.Command) bool {
-	submit, _, err := evaluate.Root().Find([]string{"submit"})
-	if err != nil || h.Find("--rounds") >= 0 || h.Find("--plot") >= 0 {
-		return err == nil
-	}
-	files, value := 0, false
-	for _, word := range h.Typed[slices.Index(h.Typed, "evaluate")+1:] {
-		switch {
-		case value:
-			value = false
-		case !strings.HasPrefix(word, "-"):
-			files++
-		default:
-			name, _, given := strings.Cut(strings.TrimLeft(word, "-"), "=")
-			f := cmp.Or(evaluate.Flag(name), submit.Flag(name))
-			value = f != nil && f.NoOptDefVal == "" && !given
-		}
-	}
-	return files > 1
 }
 
 // flagOf reports whether a command has a flag.

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
-// compareFlags are those of kbnode evaluate with two files.
+// compareFlags are those of commands that compare two files.
 type compareFlags struct {
 	rounds int
 	plot   string
@@ -36,19 +37,35 @@ func (c *compareFlags) add(fl *pflag.FlagSet) {
 	fl.StringVar(&c.plot, "plot", "", "with two files: write a plot of the times, an SVG, to `FILE`")
 }
 
-// check refuses what does not fit the number of files.
-func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, l *localFlags, args []string) error {
+// oneOrTwo are the files of a command that compares two.
+func oneOrTwo(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) > 2 && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0])):
+		return term.Usagef("%q is a problem; write --problem before it", text.Line(args[0], 60))
+	case len(args) > 2:
+		absent := func(file string) bool { _, err := os.Lstat(file); return err != nil }
+		i := slices.IndexFunc(args, absent)
+		if i < 0 || slices.ContainsFunc(args[i+1:], absent) {
+			i = 2
+		}
+		return term.Usagef("%s compares two files; leave out %s", cmd.CommandPath(), text.ShellWord(text.Line(args[i], 60)))
+	}
+	return nil
+}
+
+// check refuses what does not fit the number of files, and a mode in which two are not compared.
+func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, args []string, mode string, modes []string) error {
 	given := cmd.Flags().Changed
 	if len(args) < 2 {
 		for _, name := range []string{"rounds", "plot"} {
 			if given(name) {
-				return term.Usagef("--%s compares two files; name both, such as kbnode evaluate old.py new.py", name)
+				return term.Usagef("--%s compares two files; name both, such as %s old.py new.py", name, cmd.CommandPath())
 			}
 		}
+		if given("mode") && mode == result.ModeCompare {
+			return term.Usagef("--mode %s: leave it out, and name both files, such as %s old.py new.py", mode, cmd.CommandPath())
+		}
 		return nil
-	}
-	if !given("mode") {
-		l.mode = compare.Modes[0]
 	}
 	i := slices.Index(s.Typed, args[0])
 	switch {
@@ -56,17 +73,34 @@ func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, l *localFlags, 
 		return s.Advise(fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), s.With(i, "--problem", args[0]))
 	case sameFile(args[0], args[1]):
 		copied := strings.Join([]string{"cp", term.Word(args[0]), term.Word("copy" + text.Line(filepath.Ext(args[0]), 20))}, term.Unbroken)
-		return term.Usagef("both files are %s; name two, or compare it with a copy to see what this machine tells apart: %s", text.ShellWord(text.Line(args[0], 60)), copied)
+		return term.Usagef("both files are %s; name two, or compare it with a copy to see what the machine tells apart: %s", text.ShellWord(text.Line(args[0], 60)), copied)
 	case given("workdir"):
 		return term.Usagef("--workdir is for one evaluation, and a comparison has many; leave it out")
-	case !slices.Contains(compare.Modes, l.mode):
-		return term.Usagef("--mode %.60q: two files are compared by their times; write %s", l.mode, strings.Join(compare.Modes, " or "))
+	case !slices.Contains(modes, mode):
+		return term.Usagef("--mode %.60q: two files are compared by their times; write %s", mode, strings.Join(modes, " or "))
 	case c.rounds < compare.MinRounds || c.rounds > compare.MaxRounds:
 		return term.Usagef("--rounds %d: write %d to %d", c.rounds, compare.MinRounds, compare.MaxRounds)
-	case given("plot") && filepath.Ext(c.plot) != ".svg":
+	}
+	return c.checkPlot(given("plot"))
+}
+
+// checkPlot refuses what no plot can be written to.
+func (c *compareFlags) checkPlot(given bool) error {
+	if given && filepath.Ext(c.plot) != ".svg" {
 		return term.Usagef("--plot %.60q: a plot is an SVG; write the name of a file such as times.svg", c.plot)
 	}
 	return term.CheckFolder("--plot", c.plot)
+}
+
+// write writes the plot, if one is wanted and there is something to plot.
+func (c *compareFlags) write(r *compare.Report) error {
+	if c.plot == "" || r == nil || len(r.Rounds) == 0 {
+		return nil
+	}
+	if err := renameio.WriteFile(c.plot, []byte(r.SVG()), 0o644); err != nil {
+		return fmt.Errorf("write plot: %w", err)
+	}
+	return nil
 }
 
 func sameFile(a, b string) bool {
@@ -126,7 +160,7 @@ func (c *compareFlags) run(ctx context.Context, s term.Streams, l *localFlags, f
 			left := time.Since(began) / time.Duration(n) * time.Duration(c.rounds-n)
 			line += fmt.Sprintf(", about %s left", left.Round(time.Second))
 		}
-		if side == compare.First(round) {
+		if side == result.First(round) {
 			fixed = fmt.Sprintf("round %d of %d", round, c.rounds)
 		}
 		p.Show(line, fixed)
@@ -134,7 +168,7 @@ func (c *compareFlags) run(ctx context.Context, s term.Streams, l *localFlags, f
 	err = compare.Run(ctx, o, r)
 	p.End("")
 	if wrong, ok := errors.AsType[*compare.Failure](err); ok {
-		return c.printFailure(s, l, wrong, files)
+		return printFailure(s, l, problem, wrong, files)
 	}
 	if len(r.Rounds) == 0 {
 		if err == nil {
@@ -142,11 +176,7 @@ func (c *compareFlags) run(ctx context.Context, s term.Streams, l *localFlags, f
 		}
 		return err
 	}
-	if c.plot != "" {
-		if writeErr := renameio.WriteFile(c.plot, []byte(r.SVG()), 0o644); writeErr != nil {
-			err = errors.Join(err, fmt.Errorf("write plot: %w", writeErr))
-		}
-	}
+	err = errors.Join(err, c.write(r))
 	if l.asJSON {
 		return term.ExitUnless(r.Done(), errors.Join(err, compareDoc.Print(s, true, r, nil)))
 	}
@@ -156,27 +186,25 @@ func (c *compareFlags) run(ctx context.Context, s term.Streams, l *localFlags, f
 
 // printFailure shows the report on a submission that did not pass. What a person reads is on standard
 // output, as without a comparison, but not with --json, whose reader expects something else.
-func (c *compareFlags) printFailure(s term.Streams, l *localFlags, wrong *compare.Failure, files []string) error {
+func printFailure(s term.Streams, l *localFlags, t *task.Task, wrong *compare.Failure, files []string) error {
 	said, passed := wrong.Result.Verdict()
-	where := "its tests"
-	if wrong.Round > 0 {
-		where = fmt.Sprintf("round %d", wrong.Round)
-	}
 	to := s.Out
 	if l.asJSON {
 		to = s.Err
 	}
 	if missing := submit.Missing(wrong.Result); missing != "" {
 		term.Printf(to, "Not evaluated: %s\n", missing)
+		s.Progress("install what is missing, or compare on a node: %s", s.Line(append([]string{"submit", "--gpu", submit.GPUFor(t), "--problem", l.problem}, files...)))
 	} else {
 		var report strings.Builder
 		wrong.Result.Report(&report, true)
 		term.Printf(to, "%s\n", paintReport(to, report.String(), said, passed))
 	}
-	return fmt.Errorf("not compared: %s did not pass %s", text.ShellWord(text.Line(files[wrong.Side], 100)), where)
+	return fmt.Errorf("not compared: %s did not pass %s", text.ShellWord(text.Line(files[wrong.Side], 100)), wrong.Where())
 }
 
-func printComparison(s term.Streams, r *compare.Report) {
+// printComparison shows a comparison, and returns its first line.
+func printComparison(s term.Streams, r *compare.Report) (says string) {
 	width, screen := term.Terminal(s.Out)
 	if !screen {
 		width = 80
@@ -190,7 +218,7 @@ func printComparison(s term.Streams, r *compare.Report) {
 	for _, line := range why {
 		term.Printf(s.Out, "%s\n", line)
 	}
-	term.Printf(s.Out, "on %s, %s of mode %s\n\n", r.On, text.Count(len(r.Rounds), "round"), r.Mode)
+	term.Printf(s.Out, "on %s, %s of mode %s\n\n", cmp.Or(r.On, "an unknown machine"), text.Count(len(r.Rounds), "round"), r.Mode)
 	for side, name := range names {
 		term.Printf(s.Out, "  %s\n", color(side, fmt.Sprintf("%c  %s", 'A'+side, name)))
 	}
@@ -215,6 +243,7 @@ func printComparison(s term.Streams, r *compare.Report) {
 	if n := r.Unseen(); n > 0 {
 		term.Printf(s.Out, "\n%d more benchmarks are only in the table; --plot FILE.svg shows all\n", n)
 	}
+	return says
 }
 
 // paintVerdict colors a sentence about the second file.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/evaluate/compare"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
@@ -50,21 +51,15 @@ compared, whichever is faster.`,
 		Example: `  kbnode evaluate --problem prefix_python mine.py
   kbnode evaluate ~/problems/sort/mine.py --mode leaderboard
   kbnode evaluate --problem prefix_python old.py new.py --plot times.svg`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 2 {
-				i := slices.IndexFunc(args, func(file string) bool { _, err := os.Lstat(file); return err != nil })
-				if i < 0 || slices.ContainsFunc(args[i+1:], func(file string) bool { _, err := os.Lstat(file); return err != nil }) {
-					i = 2
-				}
-				return term.Usagef("kbnode evaluate compares two files; leave out %s", text.ShellWord(text.Line(args[i], 60)))
-			}
-			return nil
-		},
+		Args: oneOrTwo,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := l.check(s, cmd, args); err != nil {
 				return err
 			}
-			if err := c.check(s, cmd, &l, args); err != nil {
+			if len(args) == 2 && !cmd.Flags().Changed("mode") {
+				l.mode = compare.Modes[0]
+			}
+			if err := c.check(s, cmd, args, l.mode, compare.Modes); err != nil {
 				return err
 			}
 			if len(args) == 2 {

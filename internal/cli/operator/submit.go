@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/evaluate/compare"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
@@ -33,37 +34,49 @@ type submitFlags struct {
 	hello                                                       bool
 	need                                                        time.Duration // of the job
 	runs                                                        []string      // that the result must contain
+	compare                                                     compareFlags
+	comparison                                                  *submit.Comparison
 }
 
 // NewSubmit returns kbnode submit.
 func NewSubmit(s term.Streams) *cobra.Command {
 	var f submitFlags
 	cmd := &cobra.Command{
-		Use:   "submit [SUBMISSION]",
-		Short: "Evaluate a submission on a queue's agents, and show its result",
+		Use:   "submit [SUBMISSION [OTHER]]",
+		Short: "Evaluate a submission on a queue's agents, or compare two",
 		Long: `Evaluate a submission on the agents of a queue, and show its result.
 
 It creates a build in Buildkite and follows it to its end, with the file SUBMISSION for
 the problem of --problem (default: the problem's own), a --payload, or --hello. Ctrl-C
 cancels the build, as does closing the terminal.
 
-Exit code 0 if the submission passed, and 1 otherwise. The API token needs the scopes
+With two files, one job tests both, evaluates them in turn in rounds, and this command
+says whether OTHER is faster: by how much, with 95 % intervals and a plot.
+
+Exit code 0 if the submission passed, and 1 otherwise. Of two files, 0 if they were
+compared, whichever is faster. The API token needs the scopes
 write_builds, read_builds, read_artifacts and, to see that the queue has agents and
 that its steps have time, read_agents and read_pipelines.`,
 		Example: `  kbnode submit --org gpu-mode --queue b200 --hello
   kbnode submit --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
   kbnode submit --problem prefix_python --template Python >mine.py
-  kbnode submit --org gpu-mode --queue b200 --problem prefix_python mine.py --dry-run`,
-		Args: cobra.MaximumNArgs(1),
+  kbnode submit --org gpu-mode --queue b200 --problem prefix_python mine.py --dry-run
+  kbnode submit --org gpu-mode --queue b200 --problem prefix_python old.py new.py`,
+		Args: oneOrTwo,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("follow") {
 				return f.followRun(cmd, s, args)
+			}
+			mode := cmp.Or(f.mode, compare.Modes[0])
+			if err := f.compare.check(s, cmd, args, mode, compare.Modes[:1]); err != nil {
+				return err
 			}
 			return f.run(cmd.Context(), s, args)
 		},
 	}
 	f.add(cmd, submitDoc)
 	fl := cmd.Flags()
+	f.compare.add(fl)
 	addProblem(fl, &f.problem, "")
 	fl.StringVar(&f.template, "template", "", "print the template for a submission in this language, and send nothing")
 	fl.StringVar(&f.payload, "payload", "", `file with a payload, as JSON or encoded, "-" for standard input`)
@@ -94,7 +107,7 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if err != nil {
 		return term.Usage(err)
 	}
-	j.Runs = f.runs
+	j.Runs, j.Compare = f.runs, f.comparison
 	if err := checkPayload(req.Payload); err != nil && f.dryRun {
 		return term.Usage(err)
 	} else if err != nil {
@@ -131,17 +144,17 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []string) error {
 	var others []string
 	cmd.Flags().Visit(func(fl *pflag.Flag) {
-		if !slices.Contains([]string{"follow", "org", "pipeline", "token-file", "json", "result"}, fl.Name) {
+		if !slices.Contains([]string{"follow", "org", "pipeline", "token-file", "json", "result", "plot"}, fl.Name) {
 			others = append(others, "--"+fl.Name)
 		}
 	})
-	if len(args) > 0 {
-		others = append(others, text.Line(args[0], 60))
+	for _, arg := range args {
+		others = append(others, text.Line(arg, 60))
 	}
 	if len(others) > 0 {
 		return term.Usagef("--follow sends nothing; leave out %s", strings.Join(others, ", "))
 	}
-	if err := term.CheckFolder("--result", f.resultFile); err != nil {
+	if err := cmp.Or(term.CheckFolder("--result", f.resultFile), f.compare.checkPlot(cmd.Flags().Changed("plot"))); err != nil {
 		return err
 	}
 	f.Pipeline = pipelineOf(f.Pipeline)
@@ -163,9 +176,9 @@ func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []strin
 	return f.show(s, out)
 }
 
-// show prints an outcome, and writes the result's file.
+// show prints an outcome, and writes the result's file and the plot.
 func (f *submitFlags) show(s term.Streams, out submit.Outcome) error {
-	err := submitDoc.Print(s, f.asJSON, out, func() { printOutcome(s, out) })
+	err := errors.Join(submitDoc.Print(s, f.asJSON, out, func() { printOutcome(s, out) }), f.compare.write(out.Comparison))
 	if f.resultFile != "" && len(out.Raw) > 0 {
 		if writeErr := renameio.WriteFile(f.resultFile, out.Raw, 0o644); writeErr != nil {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
@@ -189,7 +202,7 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	var errs []error
 	own := cmp.Or(map[bool]string{true: "--payload"}[f.payload != ""], map[bool]string{true: "--hello"}[f.hello])
 	if own != "" && len(args) > 0 && f.problem == "" {
-		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(args[0], 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
+		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(strings.Join(args, " "), 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
 	} else if len(args) > 0 && f.problem == "" {
 		says, instead := "a submission needs --problem", []string{"--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]}
 		switch {
@@ -248,9 +261,12 @@ func checkPayload(doc string) error {
 }
 
 func (f *submitFlags) readTask(s term.Streams, r *submit.Request, args []string) error {
-	t, text, err := readProblem(s, f.problem, args)
+	t, text, err := readProblem(s, f.problem, args[:min(len(args), 1)])
 	if err != nil {
 		return err
+	}
+	if len(args) == 2 {
+		return f.readBoth(s, r, t, text, args)
 	}
 	mode := cmp.Or(f.mode, "test")
 	if err := f.UseProblem(t); err != nil {
@@ -261,6 +277,27 @@ func (f *submitFlags) readTask(s term.Streams, r *submit.Request, args []string)
 	}
 	f.runs = task.Runs(mode)
 	r.Message = fmt.Sprintf("kbnode submit: %s, %s", t.Name(), mode)
+	return nil
+}
+
+// readBoth makes the payload of a comparison. first is the text of the first file.
+func (f *submitFlags) readBoth(s term.Streams, r *submit.Request, t *task.Task, first string, files []string) error {
+	_, second, err := readProblem(s, f.problem, files[1:])
+	if err != nil {
+		return err
+	}
+	if err := f.UseProblem(t); err != nil {
+		return term.Usage(err)
+	}
+	if first == second {
+		s.Progress("both files have the same text: this shows what the machine tells apart")
+	}
+	if r.Payload, err = t.Comparison([2]string{first, second}, f.Arch, f.compare.rounds); err != nil {
+		return term.Usage(err)
+	}
+	f.comparison = &submit.Comparison{Problem: t.Name(), Files: [2]string(files), Ranking: t.RankingBy, Rounds: f.compare.rounds, Untested: t.Tests == 0}
+	r.Message = fmt.Sprintf("kbnode submit: %s, comparison in %d rounds", t.Name(), f.compare.rounds)
+	s.Progress("%d rounds of both files in one job, which may take up to %.0f minutes", f.compare.rounds, jobTime(r.Payload).Minutes())
 	return nil
 }
 
@@ -329,6 +366,6 @@ func (f *submitFlags) readPayload(s term.Streams) (string, error) {
 		return "", term.Usage(err)
 	}
 	mode, _ := o.Get("mode")
-	f.runs = task.Runs(fmt.Sprint(mode))
+	f.runs, f.comparison = task.Runs(fmt.Sprint(mode)), submit.ComparisonOf(o)
 	return text, nil
 }

@@ -88,11 +88,16 @@ func buildStatus(st submit.Status) string {
 func printOutcome(s term.Streams, out submit.Outcome) {
 	said := ""
 	if out.Result != nil {
-		var passed bool
-		said, passed = out.Result.Verdict()
 		if _, ok := term.Terminal(s.Err); ok {
 			term.Printf(s.Err, "\n") // between the progress and the result
 		}
+	}
+	if out.Comparison != nil {
+		said = printComparison(s, out.Comparison)
+		term.Printf(s.Out, "\n")
+	} else if out.Result != nil {
+		var passed bool
+		said, passed = out.Result.Verdict()
 		var report strings.Builder
 		out.Result.Report(&report, false)
 		term.Printf(s.Out, "%s\n", paintReport(s.Out, report.String(), said, passed))
@@ -104,7 +109,9 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 				term.Printf(s.Out, "noisy: %s\n", text.Line(why, 200))
 			}
 		}
-		printImplausible(s, "", node.Implausible)
+		if out.Comparison == nil { // it says so
+			printImplausible(s, "", node.Implausible)
+		}
 	}
 	if out.NodeErr != nil {
 		term.Printf(s.Out, "it is unknown whether the node disturbed the timings: %s\n", text.Line(out.NodeErr.Error(), 300))

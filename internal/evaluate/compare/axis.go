@@ -63,10 +63,12 @@ func (a axis) at(ns float64) float64 { return (ns - a.low) / (a.high - a.low) }
 // label returns a tick's number, without the unit.
 func (a axis) label(ns float64) string { return strconv.FormatFloat(ns/a.scale, 'f', a.places, 64) }
 
-// series returns the times of a submission in a benchmark, by rounds, and the median.
-func (r *Report) series(benchmark, side int) (times []float64, middle float64) {
-	times = r.each(func(m [][2]float64) float64 { return m[benchmark][side] })
-	return times, median(times)
+// series returns the times of submissions in a benchmark, by rounds.
+func (r *Report) series(benchmark int, sides ...int) (times []float64) {
+	for _, side := range sides {
+		times = append(times, r.each(func(m [][2]float64) float64 { return m[benchmark][side] })...)
+	}
+	return times
 }
 
 // span shows a time as tables do.

@@ -6,6 +6,8 @@ package compare
 import (
 	"math"
 	"time"
+
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 )
 
 const (
@@ -19,8 +21,8 @@ const (
 // Bounds on rounds. Their number is fixed before the first one: to go on until a difference shows finds one
 // between equal submissions, too.
 const (
-	MinRounds     = 3
-	MaxRounds     = 100
+	MinRounds     = result.MinRounds
+	MaxRounds     = result.MaxRounds
 	DefaultRounds = 10
 )
 
@@ -59,6 +61,10 @@ type Report struct {
 	Odd        []string    `json:"implausible,omitempty"` // why not to believe the times
 
 	On string `json:"-"` // the machine, as result.json names it
+
+	specs  []string // of the benchmarks
+	calls  int      // single times in Rounds
+	onNode bool     // made in a job
 }
 
 // Difference is the second submission's time over the first one's.
@@ -80,6 +86,9 @@ type Benchmark struct {
 type Round struct {
 	First int          `json:"first"`   // which submission was evaluated first: 0 or 1
 	Means [][2]float64 `json:"mean_ns"` // of each benchmark, for both submissions
+	// Calls are the times of single calls of each benchmark, likewise, in the order in which they were made, if the judge
+	// reports them of all. No verdict depends on them.
+	Calls [][2][]float64 `json:"calls_ns,omitempty"`
 }
 
 // Judge fills in benchmarks, ratios, intervals and verdicts from the rounds, which have a mean for each spec.

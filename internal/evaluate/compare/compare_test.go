@@ -42,7 +42,7 @@ func simulated(rng *rand.Rand, rounds, benchmarks int, ratio, deviation float64)
 	r := &Report{Ranking: "geom", Files: [2]string{"a.py", "b.py"}, Wanted: rounds, Mode: "benchmark"}
 	drift := 0.0
 	for n := range rounds {
-		round := Round{First: First(n + 1), Means: make([][2]float64, benchmarks)}
+		round := Round{First: result.First(n + 1), Means: make([][2]float64, benchmarks)}
 		for _, side := range []int{round.First, 1 - round.First} {
 			drift += rng.NormFloat64() * deviation
 			common := rng.NormFloat64() * deviation // of an evaluation: where its memory happens to lie

@@ -2,9 +2,11 @@ package compare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
@@ -12,8 +14,12 @@ import (
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
-// maxBenchmarks bounds the benchmarks of a report, which may state any number.
-const maxBenchmarks = 256
+// Bounds on what a judge may report, of which the author can be anyone.
+const (
+	maxBenchmarks = 256
+	maxCalls      = 1000    // of a benchmark in one evaluation
+	maxKept       = 1 << 18 // of all benchmarks in all rounds; those of later rounds are not kept
+)
 
 // Bounds on a time in nanoseconds: beyond them, a submission that chooses its times could make sums and ratios infinite.
 const (
@@ -50,13 +56,19 @@ func (f *Failure) Error() string {
 	return says
 }
 
+// Where says what did not pass: "its tests", "round 3".
+func (f *Failure) Where() string {
+	if f.Round == 0 {
+		return "its tests"
+	}
+	return fmt.Sprintf("round %d", f.Round)
+}
+
 // Run tests both submissions and evaluates them in rounds, fills in the report, and judges it. A wrong
 // submission is a *Failure. Any other error leaves a report of the rounds until then without a verdict: a submission must
 // not choose when to stop. The end of ctx leaves one with a verdict, and is no error after the tests.
 func Run(ctx context.Context, o Options, r *Report) error {
-	r.Schema, r.Level, r.Same = Schema, Level, Same
-	r.Mode, r.Wanted, r.Rounds = o.Mode, o.Rounds, []Round{}
-	r.Overall.Verdict = Unknown
+	r.begin(o.Mode, o.Rounds)
 	for side := range 2 {
 		if o.Untested {
 			break
@@ -69,56 +81,80 @@ func Run(ctx context.Context, o Options, r *Report) error {
 		}
 	}
 	r.Time = time.Now().UTC().Truncate(time.Second)
-	var specs []string
 	for n := range o.Rounds {
-		round, names, err := o.round(ctx, r, n+1)
-		switch {
-		case ctx.Err() != nil:
+		both, err := o.round(ctx, r, n+1)
+		if ctx.Err() != nil {
 			r.Stopped = "interrupted"
-			r.Judge(specs) // the round that did not end may have had a time that cannot be
+			r.Judge(r.specs) // the round that did not end may have had a time that cannot be
 			return nil
-		case err == nil && n > 0 && !slices.Equal(specs, names):
-			err = fmt.Errorf("round %d: the benchmarks are not those of round 1; use a judge that reports the same in each run", n+1)
+		}
+		if err == nil {
+			err = r.add(n+1, both)
 		}
 		if err != nil {
-			r.Stopped = text.Line(err.Error(), 300)
-			r.Judge(specs)
-			if len(r.Odd) == 0 {
-				r.overrule(Unknown)
-			}
-			return err
+			return r.stop(err)
 		}
-		specs = names
-		r.Rounds = append(r.Rounds, round)
-		r.Judge(specs)
+		r.Judge(r.specs)
 	}
 	return nil
 }
 
-// First returns which submission a round begins with. It alternates, so that neither gains from its place.
-func First(round int) int { return (round + 1) % 2 }
+// begin fills in what is known before the first round.
+func (r *Report) begin(mode string, rounds int) {
+	r.Schema, r.Level, r.Same = Schema, Level, Same
+	r.Mode, r.Wanted, r.Rounds = mode, rounds, []Round{}
+	r.Overall.Verdict = Unknown
+}
+
+// stop ends the comparison without a verdict, unless it is that times cannot be. It returns the error.
+func (r *Report) stop(err error) error {
+	r.Stopped = text.Line(err.Error(), 300)
+	r.Judge(r.specs)
+	if len(r.Odd) == 0 {
+		r.overrule(Unknown)
+	}
+	return err
+}
 
 // round evaluates both submissions once.
-func (o Options) round(ctx context.Context, r *Report, n int) (round Round, specs []string, err error) {
-	round.First = First(n)
-	var all [2][]float64
-	var names [2][]string
-	for _, side := range []int{round.First, 1 - round.First} {
+func (o Options) round(ctx context.Context, r *Report, n int) (both [2]timings, err error) {
+	first := result.First(n)
+	for _, side := range []int{first, 1 - first} {
 		e, err := o.evaluate(ctx, r, side, n, o.Mode)
 		if err != nil || ctx.Err() != nil {
-			return round, nil, err
+			return both, err
 		}
-		if names[side], all[side], err = times(e.Result, o.Mode); err != nil {
-			return round, nil, fmt.Errorf("round %d: %s: %w", n, text.Line(r.Files[side], maxName), err)
+		if both[side], err = r.times(n, side, e.Result.Runs.Get(o.Mode), o.Mode); err != nil {
+			return both, err
 		}
 	}
-	if !slices.Equal(names[0], names[1]) {
-		return round, nil, fmt.Errorf("round %d: the benchmarks of both submissions differ; use a judge that reports the same for each", n)
+	return both, nil
+}
+
+// add adds a round.
+func (r *Report) add(n int, both [2]timings) error {
+	switch specs := both[0].specs; {
+	case !slices.Equal(specs, both[1].specs):
+		return fmt.Errorf("round %d: the benchmarks of both submissions differ; use a judge that reports the same for each", n)
+	case n > 1 && !slices.Equal(specs, r.specs):
+		return fmt.Errorf("round %d: the benchmarks are not those of round 1; use a judge that reports the same in each run", n)
+	default:
+		r.specs = specs
 	}
-	for i := range names[0] {
-		round.Means = append(round.Means, [2]float64{all[0][i], all[1][i]})
+	round, calls := Round{First: result.First(n)}, [][2][]float64{}
+	for i := range r.specs {
+		a, b := both[0], both[1]
+		round.Means = append(round.Means, [2]float64{a.means[i], b.means[i]})
+		if n := len(a.calls[i]) + len(b.calls[i]); len(a.calls[i]) > 0 && len(b.calls[i]) > 0 && r.calls+n <= maxKept {
+			calls = append(calls, [2][]float64{a.calls[i], b.calls[i]})
+			r.calls += n
+		}
 	}
-	return round, names[0], nil
+	if len(calls) == len(r.specs) {
+		round.Calls = calls
+	}
+	r.Rounds = append(r.Rounds, round)
+	return nil
 }
 
 // evaluate evaluates one submission, which must pass.
@@ -151,14 +187,29 @@ func (o Options) evaluate(ctx context.Context, r *Report, side, round int, mode 
 	return e, nil
 }
 
-// times returns the specs and the means of a run's benchmarks.
-func times(r *result.Result, mode string) (specs []string, means []float64, err error) {
-	ev := r.Runs.Get(mode)
+// timings are the times that an evaluation reports.
+type timings struct {
+	specs []string
+	means []float64
+	calls [][]float64 // empty of a benchmark whose calls are not reported, or not as times
+}
+
+// times returns the times of an evaluation, nil if there was none.
+func (r *Report) times(round, side int, ev *result.Evaluation, name string) (t timings, err error) {
 	if ev == nil || ev.Run == nil {
-		return nil, nil, fmt.Errorf("there is no run of mode %s", mode)
+		err = fmt.Errorf("there is no run of mode %s", name)
+	} else {
+		t, err = read(ev.Run)
 	}
-	said := make(map[string]string, len(ev.Run.Result))
-	for _, m := range ev.Run.Result {
+	if err != nil {
+		return t, fmt.Errorf("round %d: %s: %w", round, text.Line(r.Files[side], maxName), err)
+	}
+	return t, nil
+}
+
+func read(run *result.Run) (t timings, err error) {
+	said := make(map[string]string, len(run.Result))
+	for _, m := range run.Result {
 		said[m.Key] = m.Value
 	}
 	for i := range maxBenchmarks + 1 {
@@ -167,21 +218,39 @@ func times(r *result.Result, mode string) (specs []string, means []float64, err 
 		if !is {
 			break
 		}
-		ns, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(ns >= minTime && ns <= maxTime) {
-			return nil, nil, fmt.Errorf("the mean %q of benchmark %d is no time", text.Line(value, 40), i)
+		ns, ok := timeOf(value)
+		if !ok {
+			return t, fmt.Errorf("the mean %q of benchmark %d is no time", text.Line(value, 40), i)
 		}
 		spec := said[key+"spec"]
 		if spec == "" {
 			spec = fmt.Sprintf("benchmark %d", i)
 		}
-		specs, means = append(specs, text.Line(spec, 200)), append(means, ns)
+		t.specs, t.means = append(t.specs, text.Line(spec, 200)), append(t.means, ns)
+		t.calls = append(t.calls, callsOf(said[key+"calls"]))
 	}
 	switch {
-	case len(specs) == 0:
-		return nil, nil, fmt.Errorf("it reports no benchmark.0.mean; use a problem whose judge reports one, as kernelbot's eval.py does")
-	case len(specs) > maxBenchmarks:
-		return nil, nil, fmt.Errorf("it reports more than %d benchmarks", maxBenchmarks)
+	case len(t.specs) == 0:
+		return t, errors.New("it reports no benchmark.0.mean; use a problem whose judge reports one, as kernelbot's eval.py does")
+	case len(t.specs) > maxBenchmarks:
+		return t, fmt.Errorf("it reports more than %d benchmarks", maxBenchmarks)
 	}
-	return specs, means, nil
+	return t, nil
+}
+
+func timeOf(value string) (ns float64, ok bool) {
+	ns, err := strconv.ParseFloat(value, 64)
+	return ns, err == nil && ns >= minTime && ns <= maxTime
+}
+
+// callsOf reads the times of single calls. It returns none if there are too many, or one is no time.
+func callsOf(value string) (all []float64) {
+	for word := range strings.FieldsSeq(value) {
+		ns, ok := timeOf(word)
+		if !ok || len(all) == maxCalls {
+			return nil
+		}
+		all = append(all, ns)
+	}
+	return all
 }

@@ -1,6 +1,7 @@
 package compare
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -16,7 +17,7 @@ const medianMark = '│'
 const maxStrips = 8
 
 // Strips returns a plot for a terminal of that many columns, 20 or more: for each benchmark the rounds' times
-// of both submissions above a common axis. paint colors the dots of submission 0 or 1.
+// of both submissions above a common axis, and those of single calls above another. paint colors the dots of submission 0 or 1.
 func (r *Report) Strips(columns int, paint func(side int, s string) string) string {
 	if len(r.Rounds) == 0 {
 		return ""
@@ -24,13 +25,20 @@ func (r *Report) Strips(columns int, paint func(side int, s string) string) stri
 	var b strings.Builder
 	width := max(columns-4, 16) // after "  A "
 	for i := range r.Benchmarks[:min(len(r.Benchmarks), maxStrips)] {
-		a := newAxis(r.times(i), width/14)
-		b.WriteString("\n  " + text.Line(r.Benchmarks[i].Spec, columns-2) + "\n")
-		for side, name := range "AB" {
-			b.WriteString("  " + string(name) + " " + paint(side, r.strip(i, side, a, width)) + "\n")
+		a := newAxis(r.series(i, 0, 1), width/14)
+		put := func(title string, a axis, row func(side int) string) {
+			b.WriteString("  " + text.Line(title, columns-2) + "\n")
+			for side, name := range "AB" {
+				b.WriteString("  " + string(name) + " " + paint(side, row(side)) + "\n")
+			}
+			line, labels := a.draw(width)
+			b.WriteString("    " + line + "\n    " + labels + "\n")
 		}
-		line, labels := a.draw(width)
-		b.WriteString("    " + line + "\n    " + labels + "\n")
+		b.WriteString("\n")
+		put(r.Benchmarks[i].Spec, a, func(side int) string { return r.strip(i, side, a, width) })
+		if s, ok := r.spread(i, width/14); ok && i < maxSpreads {
+			put(fmt.Sprintf("single calls, the middle %.0f %%", middlePart*100), s.axis, func(side int) string { return s.bars(side, width) })
+		}
 	}
 	return b.String()
 }
@@ -38,16 +46,9 @@ func (r *Report) Strips(columns int, paint func(side int, s string) string) stri
 // Unseen returns how many benchmarks Strips leaves out.
 func (r *Report) Unseen() int { return max(0, len(r.Benchmarks)-maxStrips) }
 
-// times returns all times of a benchmark.
-func (r *Report) times(benchmark int) []float64 {
-	first, _ := r.series(benchmark, 0)
-	second, _ := r.series(benchmark, 1)
-	return append(first, second...)
-}
-
 func (r *Report) strip(benchmark, side int, a axis, width int) string {
 	cells := make([]int, width)
-	times, middle := r.series(benchmark, side)
+	times := r.series(benchmark, side)
 	for _, t := range times {
 		cells[a.cell(t, width)]++
 	}
@@ -55,7 +56,7 @@ func (r *Report) strip(benchmark, side int, a axis, width int) string {
 	for i, n := range cells {
 		line[i] = dots[min(n, len(dots)-1)]
 	}
-	if at := a.cell(middle, width); len(times) > 2 || line[at] == ' ' {
+	if at := a.cell(median(times), width); len(times) > 2 || line[at] == ' ' {
 		line[at] = medianMark
 	}
 	return strings.TrimRight(string(line), " ")

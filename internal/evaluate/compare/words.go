@@ -44,7 +44,9 @@ func (r *Report) Conclusion(names [2]string) (says string, beside []string) {
 			beside = append(beside, "implausible: "+text.Line(odd, 500))
 		}
 	case Noisy:
-		if more := r.Overall.RoundsFor(n); more > 0 {
+		if more := r.Overall.RoundsFor(n); more == 0 && r.onNode { // other programs are no one's to end
+			beside = append(beside, fmt.Sprintf("with this noise, even %d rounds do not tell %.0f %% apart", MaxRounds, Same*100))
+		} else if more > 0 {
 			beside = append(beside, fmt.Sprintf("about %d rounds would tell %.0f %% apart: write --rounds %[1]d", more, Same*100))
 		} else {
 			beside = append(beside, fmt.Sprintf("end other programs: with this noise, even %d rounds do not tell %.0f %% apart", MaxRounds, Same*100))

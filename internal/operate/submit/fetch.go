@@ -105,6 +105,9 @@ func (f *follower) conclude(r *run, job *buildkite.Job, text []byte, err error) 
 		r.out.Result, err = result.Read(text)
 	}
 	verdict, reason := judge(r.build, job, r.out.Result, r.job, err)
+	if r.job.Compare != nil && r.out.Result != nil {
+		verdict, reason = r.compare(verdict, reason)
+	}
 	if r.why != "" && verdict != Passed { // it may have passed before it was canceled
 		verdict, reason = r.why, r.reason
 	}

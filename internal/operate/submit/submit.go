@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/evaluate/compare"
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/operate/buildkite"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -36,6 +37,8 @@ type Job struct {
 	Build buildkite.NewBuild
 	// Runs are the evaluations that the result must contain.
 	Runs []string
+	// Compare is what a job with two submissions compares; nil for one.
+	Compare *Comparison
 }
 
 // NewRunID returns a unique run ID.
@@ -80,6 +83,8 @@ type Outcome struct {
 	Node    []byte         `json:"-"`                     // node.json, if there is one
 	NodeErr error          `json:"-"`                     // why node.json cannot be read
 	Result  *result.Result `json:"result,omitempty"`
+	// Comparison is what Result says of two submissions, if they were compared.
+	Comparison *compare.Report `json:"comparison,omitempty"`
 }
 
 // runsKey is the key of a build's meta-data with Job.Runs.
@@ -97,7 +102,7 @@ func Follow(ctx context.Context, c *buildkite.Client, o Options, runID string) (
 	defer stop()
 	f := newFollower(work, c, o)
 	f.key, f.value, f.others = buildkite.RunIDKey, runID, true
-	job := Job{RunID: runID, Runs: strings.Fields(builds[0].MetaData[runsKey])}
+	job := Job{RunID: runID, Runs: strings.Fields(builds[0].MetaData[runsKey]), Compare: comparisonOf(builds[0].MetaData[compareKey])}
 	f.runs = []*run{{job: job, out: Outcome{RunID: runID}, build: builds[0]}}
 	f.follow(ctx, stop)
 	return f.runs[0].out, nil
@@ -131,6 +136,9 @@ func Run(ctx context.Context, c *buildkite.Client, o Options, jobs []Job) []Outc
 		meta := map[string]string{buildkite.RunIDKey: j.RunID, batchKey: f.value}
 		if len(j.Runs) > 0 { // Buildkite's own agent takes no empty value
 			meta[runsKey] = strings.Join(j.Runs, " ")
+		}
+		if j.Compare != nil {
+			meta[compareKey] = j.Compare.String()
 		}
 		maps.Copy(meta, j.Build.MetaData)
 		j.Build.MetaData = meta
