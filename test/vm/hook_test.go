@@ -30,7 +30,7 @@ func TestHooks(t *testing.T) {
 	t.Parallel()
 	m := installed(t)
 	hookSays(m, "exit 0")
-	m.Sh(`sed -i '/^job:/,$d' /etc/kbnode/config.yaml; printf 'job:\n  prolog: ` + hookFile + `\n  epilog: ` + hookFile + `\n  hook_time_limit: 10s\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
+	m.Sh(`sed -i '/^job:/,$d' /etc/kbnode/config.yaml; printf 'job:\n  prolog: ` + hookFile + `\n  epilog: ` + hookFile + `\n  hook_time_limit: 30s\n' >>/etc/kbnode/config.yaml; kbnode reconcile`)
 	job := func(slot int) vm.Result { return runStep(m, slot, step(slot, "busybox:test", "echo a job", "")) }
 	// free waits until a slot has run its epilog and takes jobs again.
 	free := func(slot int) {
@@ -52,7 +52,7 @@ func TestHooks(t *testing.T) {
 		hookSays(m, `env >/root/hook.env; cat /proc/self/cgroup >>/root/hook.env; touch /usr/local/hook.wrote
 setsid sleep 7654 </dev/null >/dev/null 2>&1 &
 (trap '' TERM; exec setsid sleep 7655) &
-yes a secret of the site | head -c 20000000`)
+yes a secret of the site | head -c 3000000`)
 		if r := job(6); r.Code != 0 || strings.Contains(r.Stdout, "secret of the site") {
 			t.Errorf("exit code %d\n%s", r.Code, r.Stdout)
 		}
@@ -73,7 +73,7 @@ yes a secret of the site | head -c 20000000`)
 	t.Run("a prolog that fails, hangs, or that others can change", func(t *testing.T) {
 		for script, reason := range map[string]string{
 			`[ $KBNODE_HOOK = epilog ] || exit 3`:     "ended with exit status 3",
-			`[ $KBNODE_HOOK = epilog ] || sleep 7656`: "did not end within 10s, and was killed",
+			`[ $KBNODE_HOOK = epilog ] || sleep 7656`: "did not end within 30s, and was killed",
 			`[ $KBNODE_HOOK = epilog ] || kill -9 $$`: "was killed by signal 9",
 		} {
 			hookSays(m, script)
