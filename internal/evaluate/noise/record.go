@@ -31,7 +31,9 @@ type Record struct {
 	SharedGPU string `json:"shared_gpu,omitempty"`
 	// Profile is the job profile of its containers, "compatible" if any of them had
 	// that, "" without containers.
-	Profile    string     `json:"profile,omitempty"`
+	Profile string `json:"profile,omitempty"`
+	// Image is what the job's container was made of; absent without containers.
+	Image      Image      `json:"image,omitzero"`
 	Protection Protection `json:"protection"`
 	Begin      time.Time  `json:"begin"`   // of the job
 	Seconds    float64    `json:"seconds"` // from there to the record
@@ -40,6 +42,14 @@ type Record struct {
 	CPU      CPU      `json:"cpu"`
 	Pressure Pressure `json:"pressure"`
 	Memory   Memory   `json:"memory"`
+}
+
+// Image is the image of a container.
+type Image struct {
+	Name string `json:"name"` // in full, by which the job asked for it
+	ID   string `json:"id"`   // the engine's
+	// Kept reports whether kbnode keeps the name up to date, so that no job moves it.
+	Kept bool `json:"kept"`
 }
 
 // GPU summarizes the samples of the slot's GPU.

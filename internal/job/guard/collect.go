@@ -42,7 +42,7 @@ func (g *guard) collect(r *jobRun, c *running, o *slot.Outcome) {
 // finished.
 func (g *guard) settle(ctx context.Context, r *jobRun, c *running, o *slot.Outcome) error {
 	rec, recErr := r.record.read(ctx)
-	rec.Profile, rec.Protection.Containers = c.profile, []noise.Container{c.protection}
+	rec.Profile, rec.Image, rec.Protection.Containers = c.profile, c.image, []noise.Container{c.protection}
 	if o.ExitCode == exitKilled && o.NodeFault == "" && rec.Memory.Kills != nil && *rec.Memory.Kills > 0 {
 		o.OutOfMemory = true // the engine misses some
 	}

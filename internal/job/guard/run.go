@@ -56,6 +56,7 @@ type running struct {
 	id         string
 	output     *docker.Output
 	profile    string
+	image      noise.Image
 	protection noise.Container
 	orphaned   func() bool // it lost the process above it
 	restores   bool        // the engine lets containers go on while it restarts
@@ -138,7 +139,10 @@ func (g *guard) launch(ctx context.Context, r *jobRun) (_ *running, err error) {
 	if err != nil {
 		return nil, g.answered(err, r.spec, wanted, true)
 	}
-	c := &running{profile: wanted.Labels[profileLabel], restores: engine.LiveRestoreEnabled}
+	c := &running{
+		profile: wanted.Labels[profileLabel], restores: engine.LiveRestoreEnabled,
+		image: noise.Image{Name: name, ID: image.ID, Kept: sameImage(name, g.policy.KeptImage)},
+	}
 	if c.id, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (string, error) { return g.create(ctx, engine, wanted, image, r) }); err != nil {
 		return nil, g.answered(err, r.spec, wanted, true)
 	}

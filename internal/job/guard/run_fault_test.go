@@ -182,6 +182,7 @@ func TestImplausible(t *testing.T) {
 	}
 	var rec noise.Record
 	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(dirs[0], "node.json"))), &rec))
+	must.Equal(t, noise.Image{Name: "docker.io/library/img:latest", ID: r.engine.created[0].Image}, rec.Image)
 	must.Equal(t, found, rec.Implausible)
 	for _, name := range []string{witness.File, "link"} { // the upload would end at a link to nothing
 		if _, err := os.Lstat(filepath.Join(dirs[0], name)); err == nil {

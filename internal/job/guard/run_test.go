@@ -155,7 +155,7 @@ func (r *jobRig) checkout(t *testing.T) string {
 // TestRunJob runs a job from the agent's variables to its artifacts.
 func TestRunJob(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, nil)
+	r := newJobRig(t, nil, func(r *rig) { r.policy.KeptImage = "img" })
 	done := r.start(t.Context())
 	out := <-r.engine.attached
 	_, err := io.WriteString(out, frame("a secret-")+frame("token\n"))
@@ -192,6 +192,7 @@ func TestRunJob(t *testing.T) {
 		t.Errorf("the record: %+v", rec)
 	}
 	made := r.engine.created[0]
+	must.Equal(t, noise.Image{Name: "docker.io/library/img:latest", ID: made.Image, Kept: true}, rec.Image)
 	if made.Labels[jobLabel] != "0190" || made.User == "" || !made.HostConfig.ReadonlyRootfs || made.HostConfig.CgroupParent != r.policy.Slice ||
 		!slices.Contains(made.Env, "KERNELBOT_RUN_ID=17") || len(made.Cmd) != 4 || made.Cmd[3] != "exec kbnode runner" {
 		t.Errorf("the container: %+v %+v", made.Config, made.HostConfig)
