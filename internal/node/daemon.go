@@ -94,7 +94,7 @@ func (l *live) Stamp(p *plan.Plan) string {
 			fmt.Fprintln(&b, path, fi.Sys().(*syscall.Stat_t).Ino, fi.Size(), fi.ModTime().UnixNano()) //nolint:forcetypeassert // on Linux
 		}
 	}
-	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath} {
+	for _, path := range []string{plan.ConfigPath, plan.BindingsPath, plan.DrainsPath, plan.AgentsPath, plan.ImagesPath} {
 		file(path)
 	}
 	// Anyone who divides a GPU again must also write its description for Docker again, and at boot it may

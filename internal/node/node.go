@@ -46,7 +46,7 @@ type Node struct {
 	Drains    []plan.Drain      // as stored
 	Agent     plan.AgentRelease // as stored
 	Plan      *plan.Plan
-	Notes     []string // about variables of the old scripts, and a last inventory that cannot be read
+	Notes     []string // about variables of the old scripts, and files of kbnode's state that cannot be read
 
 	written config.Config // without defaults
 	absent  bool          // there is no configuration file
@@ -126,9 +126,7 @@ func (n *Node) stored(path, what string, parse func([]byte) error) error {
 func (n *Node) bindings() (*plan.Bindings, error) {
 	all, last := &plan.Bindings{}, (*inventory.Inventory)(nil)
 	err := n.stored(plan.LastPath, "the last inventory", func(text []byte) (err error) { last, err = plan.ParseLast(text); return err })
-	if err != nil && !slices.Contains(n.Notes, err.Error()) {
-		n.Notes = append(n.Notes, err.Error())
-	}
+	n.note(err)
 	err = n.stored(plan.BindingsPath, "slot bindings", func(text []byte) (err error) { all, err = plan.ParseBindings(text); return err })
 	if err != nil {
 		return nil, err
@@ -151,6 +149,23 @@ func (n *Node) missing() ([]string, error) {
 	return installer.Preflight(inv), nil
 }
 
+// image returns the ID of the image that jobs get; "" if it is not known. Then agents lack a tag, so a note says what is wrong.
+func (n *Node) image() (id string) {
+	if !n.Config.Image.Updates() {
+		return ""
+	}
+	err := n.stored(plan.ImagesPath, "images", func(text []byte) (err error) { id, err = image.StandsFor(text, n.Config.Image.Name); return err })
+	n.note(err)
+	return id
+}
+
+// note adds an error to the notes, once.
+func (n *Node) note(err error) {
+	if err != nil && !slices.Contains(n.Notes, err.Error()) {
+		n.Notes = append(n.Notes, err.Error())
+	}
+}
+
 // MakePlan plans the machine as it was read, with the stored drains and agents.
 func (n *Node) MakePlan() error {
 	bindings, err := n.bindings()
@@ -167,7 +182,7 @@ func (n *Node) MakePlan() error {
 	if n.Others != nil {
 		n.Drains = *n.Others
 	}
-	in := plan.Input{Inventory: n.Inventory, Config: &n.Config, Bindings: bindings, Drains: n.Drains, Agent: n.Agent, Binary: Binary, Version: n.Version, Reshape: n.Reshape}
+	in := plan.Input{Inventory: n.Inventory, Config: &n.Config, Bindings: bindings, Drains: n.Drains, Agent: n.Agent, Binary: Binary, Version: n.Version, Image: n.image(), Reshape: n.Reshape}
 	if n.Live() {
 		if in.Binary, err = os.Executable(); err != nil {
 			return fmt.Errorf("find kbnode's own path: %w", err)

@@ -138,7 +138,7 @@ func (b *builder) countGPUs() int {
 func (b *builder) planSlot(s Slot, block split.Block) Slot {
 	s.Queue, s.Shape, s.Agent = queueName(b.cfg.Queue, s, b.Node), shapeKey(s), b.Node+"-"+s.Name
 	s.CPUs, s.MemoryNodes, s.MemoryBytes = block.CPUs.String(), block.MemoryNodes.String(), block.MemoryBytes
-	s.Tags = agentTags(s, b.Node, b.Version, hardwareTags(s, b.inv), b.cfg.Agent.Tags)
+	s.Tags = agentTags(s, b.Node, b.Version, append(hardwareTags(s, b.inv), b.imageTags()...), b.cfg.Agent.Tags)
 	s.Drains = drainsOf(b.Drains, s.Index)
 	if s.Parked == "" {
 		s.Parked = Driverless(b.inv, s)

@@ -91,3 +91,34 @@ func TestHardwareTagsStay(t *testing.T) {
 		}
 	}
 }
+
+// TestImageTag has agents name the image of their jobs where kbnode keeps it, and start again with another one.
+func TestImageTag(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	id := func(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+	plan := func(image, updates string, tags ...string) *Plan {
+		in := input(inv, config.Config{Image: config.Image{AutoUpdate: updates}, Agent: config.Agent{Tags: tags}})
+		in.Image = image
+		return planned(t, in)
+	}
+	for _, tt := range []struct{ image, updates, want string }{
+		{id("a"), "@daily", "aaaaaaaaaaaa"}, {id("a"), "", ""}, {id("a"), "off", ""}, {"", "@daily", ""},
+		{"sha256:aa", "@daily", ""}, {id("A"), "@daily", ""}, {id("a") + "\n", "@daily", ""}, {id("a")[7:], "@daily", ""}, {id(","), "@daily", ""},
+	} {
+		for _, s := range plan(tt.image, tt.updates).Slots {
+			if got := tagOf(s.Tags, ImageTag); got != tt.want {
+				t.Errorf("%+v: %s has %q", tt, s.Name, got)
+			}
+		}
+	}
+	must.Equal(t, "mine", tagOf(plan(id("a"), "@daily", "image=mine").Slots[0].Tags, ImageTag))
+	generation := func(p *Plan) string {
+		i := slices.IndexFunc(p.Units, func(u Unit) bool { return u.Name == AgentUnit(0) })
+		return p.Units[i].Generation
+	}
+	before, same, after := generation(plan(id("a"), "@daily")), generation(plan(id("a"), "@daily")), generation(plan(id("b"), "@daily"))
+	if before != same || before == after {
+		t.Errorf("agents with another image are %s, after %s and %s", after, before, same)
+	}
+}

@@ -14,7 +14,31 @@ const (
 
 	// ImageDir holds what kbnode knows about the node's images.
 	ImageDir = "/var/lib/kbnode"
+	// ImagesPath is the file of it.
+	ImagesPath = ImageDir + "/images.json"
 )
+
+// ImageTag is the tag of agents whose value is ShortImage of the image that image.name stands for.
+const ImageTag = "image"
+
+// ShortImage returns the first twelve digits of an image's ID, as docker images shows it; "" if id is none.
+func ShortImage(id string) string {
+	digits, is := strings.CutPrefix(id, "sha256:")
+	if !is || len(digits) != 64 || strings.Trim(digits, "0123456789abcdef") != "" {
+		return ""
+	}
+	return digits[:12]
+}
+
+// imageTags returns the tag of the image that jobs get. Without updates, a job that pulls the name moves it, and no one
+// writes that down.
+func (b *builder) imageTags() []string {
+	short := ShortImage(b.Image)
+	if short == "" || !b.cfg.Image.Updates() {
+		return nil
+	}
+	return []string{ImageTag + "=" + short}
+}
 
 // addAutoUpdate adds the cron line or timer that updates the image, if the
 // configuration asks for it.

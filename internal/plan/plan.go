@@ -27,6 +27,8 @@ type Input struct {
 	Binary    string         // absolute path of kbnode on the machine
 	Version   string         // of kbnode
 	Runner    string         // SHA-256 of the program that jobs get; "" gives them kbnode itself, in a tree
+	// Image is the ID of the image that Config.Image.Name stands for; "" if kbnode does not keep the name there.
+	Image string
 	// ConfigText is the configuration file to write; "" leaves the existing one.
 	ConfigText string
 	// ConfigKept is set if the existing configuration file is kbnode's own and states

@@ -43,8 +43,7 @@ func ago(now, then time.Time) string {
 func imageState(_ context.Context, m *Machine) Answer {
 	s, err := image.Read(m.Path(plan.ImageDir))
 	if err != nil {
-		name := plan.ImageDir + "/images.json"
-		return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", name, updateImage))
+		return found(warn("%s", lines(err)).By("mv %s %[1]s.broken && %s", plan.ImagesPath, updateImage))
 	}
 	return Answer{Findings: []Finding{ok("%d previous, %d refused", len(s.Previous), len(s.Refused))}, Keep: func(m *Machine) { m.Images = s }}
 }

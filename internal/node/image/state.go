@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
@@ -87,20 +88,42 @@ type State struct {
 
 // Read reads a node's state from its directory. A missing file is an empty State.
 func Read(dir string) (State, error) {
-	s := State{WrittenBy: "kbnode", Schema: schema, Previous: []Image{}, Drop: []Image{}, Refused: []Refusal{}}
 	name := filepath.Join(dir, stateName)
 	text, err := limit.ReadFile(name, maxState)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return empty(), nil
+	case err != nil:
+		return empty(), unreadable(name, err)
 	}
-	if err == nil {
-		err = json.Unmarshal(text, &s)
+	return parse(name, text)
+}
+
+// StandsFor returns the ID of the image that a name stands for, by the content of plan.ImagesPath; "" if kbnode does not
+// keep this name, or has just begun to move it.
+func StandsFor(text []byte, name string) (id string, err error) {
+	s, err := parse(plan.ImagesPath, text)
+	if err != nil || s.Name != name || s.Moving || s.Current == nil {
+		return "", err
 	}
-	if err != nil {
-		return s, fmt.Errorf("read images %s: %w; move the file away to start over", name, err)
+	return s.Current.ID, nil
+}
+
+func empty() State {
+	return State{WrittenBy: "kbnode", Schema: schema, Previous: []Image{}, Drop: []Image{}, Refused: []Refusal{}}
+}
+
+func unreadable(name string, err error) error {
+	return fmt.Errorf("read images %s: %w; move the file away to start over", name, err)
+}
+
+func parse(name string, text []byte) (State, error) {
+	s := empty()
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, unreadable(name, err)
 	}
 	if s.Schema != schema {
-		return s, fmt.Errorf("read images %s: it was written by another version of kbnode; move the file away to start over", name)
+		return s, unreadable(name, errors.New("it was written by another version of kbnode"))
 	}
 	s.Moving = s.Moving && s.Current != nil // people edit the file
 	return s, nil
