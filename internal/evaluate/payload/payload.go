@@ -1,5 +1,5 @@
 // Package payload packs a submission for transport to a job and unpacks it within
-// limits. It knows Python's JSON, not what the keys mean.
+// limits. It knows Python's JSON, and of the keys only those that mean nothing.
 package payload
 
 import (

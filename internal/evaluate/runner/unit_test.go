@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -251,6 +253,48 @@ func TestCheck(t *testing.T) {
 		o, err := payload.ParseObject(doc)
 		must.Do(t, err)
 		must.Err(t, Check(o), want)
+	}
+}
+
+// TestCanonical compares payloads: as a runner reads them, those are equal that differ in their labels and in how their JSON
+// is written, and no others.
+func TestCanonical(t *testing.T) {
+	t.Parallel()
+	canonical := func(doc string) string {
+		o, err := payload.ParseObject(doc)
+		must.Do(t, err)
+		return payload.Canonical(o)
+	}
+	with := func(member string) string {
+		return `{"lang": "py", "mode": "test", "main": "a", "sources": {"a": "x"}, "tests": [{"n": 1, "m": 2}], "seed": 1` + member + `}`
+	}
+	plain := with("")
+	for _, label := range payload.Labels {
+		for _, value := range []string{`"x"`, `null`, `[{"a": 1}]`, `1e400`} {
+			labeled := with(`, "` + label + `": ` + value)
+			must.Equal(t, canonical(plain), canonical(labeled))
+			must.Equal(t, parse(t, plain), parse(t, labeled), cmp.AllowUnexported(config{}, timeLimit{}))
+		}
+	}
+	// Of the others, no two are equal.
+	texts := map[string]string{}
+	for _, doc := range []string{
+		plain, with(`, "seed": 2`), with(`, "seed": 1.0`), with(`, "seed": "1"`), with(`, "seed": true`), with(`, "seed": null`), with(`, "seed": NaN`), with(`, "seed": Infinity`),
+		with(`, "seed": "\u00e9"`), with(`, "seed": "e\u0301"`), with(`, "seed": "\ud83d"`), with(`, "seed": "\ufffd"`), with(`, "seed": "\\ud83d"`), with(`, "seed": -0.0`), with(`, "seed": 0`), with(`, "seed": 0.0`),
+		with(`, "seed": 12345678901234567890`), with(`, "seed": 12345678901234567891`), with(`, "seed": 0.1`), with(`, "seed": 0.10000000000000002`), with(`, "seed": []`), with(`, "seed": {}`), with(`, "seed": [[]]`),
+		with(`, "tests": [{"m": 2, "n": 1}]`), with(`, "tests": [{"n": 1}, {"m": 2}]`), with(`, "sources": {"a": "x", "user_id": "1"}`), with(`, "sources": {"a": "x", "user_id": "2"}`),
+		with(`, "sources": {"a": "x "}`), with(`, "sources": {"a": "x\n"}`), with(`, "sources": {"a": "x\r\n"}`), with(`, "sources": {"a": "", "b": "x"}`), with(`, "sources": {"b": "x", "a": ""}`), with(`, "arch": "90a"`), with(`, "User_id": 1`),
+	} {
+		text := canonical(doc)
+		if other := texts[text]; other != "" {
+			t.Errorf("%s is %s, as is %s", doc, text, other)
+		}
+		texts[text] = doc
+	}
+	for same, doc := range map[string]string{
+		with(`, "seed": "é"`): with(`, "seed": "\u00e9"`), with(`, "seed": 1.50`): with(`, "seed":15e-1`), with(`, "seed": Infinity`): with(`, "seed": 1e999`), with(`, "seed": 2`): with(`, "seed": 3, "seed": 2`),
+	} {
+		must.Equal(t, canonical(doc), canonical(same))
 	}
 }
 
