@@ -31,7 +31,7 @@ type submitFlags struct {
 	targetFlags
 
 	problem, template, payload, mode, runID, resultFile, follow string
-	hello                                                       bool
+	hello, cached, refresh                                      bool
 	need                                                        time.Duration // of the job
 	runs                                                        []string      // that the result must contain
 	compare                                                     compareFlags
@@ -52,6 +52,10 @@ cancels the build, as does closing the terminal.
 
 With two files, one job tests both, evaluates them in turn in rounds, and this command
 says whether OTHER is faster: by how much, with 95 % intervals and a plot.
+
+With --cached, a submission in mode test that is identical to an earlier one, on the same
+image, kind of GPU, driver and kbnode, is answered with that one's result, of the last
+seven days.
 
 Exit code 0 if the submission passed, and 1 otherwise. Of two files, 0 if they were
 compared, whichever is faster. The API token needs the scopes
@@ -84,6 +88,8 @@ that its steps have time, read_agents and read_pipelines.`,
 	fl.StringVar(&f.mode, "mode", "", "test, benchmark, leaderboard, profile or private (default: test, or the payload's mode)")
 	fl.StringVar(&f.runID, "run-id", "", "name of this run (default: a new one)")
 	fl.StringVar(&f.follow, "follow", "", "show the progress and result of the build with this run ID, and send nothing")
+	fl.BoolVar(&f.cached, "cached", false, "with --inline-steps: answer mode test with the result of an identical submission")
+	fl.BoolVar(&f.refresh, "refresh", false, "with --cached: evaluate all the same, and replace that result")
 	fl.StringVar(&f.resultFile, "result", "", "also write result.json to this file")
 	return cmd
 }
@@ -127,16 +133,25 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	f.Org = f.api.Org
 	ctx, stop := untilHangup(ctx)
 	defer stop()
+	req.Org = f.Org
+	if f.cached {
+		if out := f.fromCache(ctx, s, client, req); out != nil {
+			p.Stop()
+			return f.show(s, *out)
+		}
+	}
 	if err := f.check(ctx, s, client, f.need); err != nil {
 		p.Stop()
 		return err
 	}
-	req.Org = f.Org
 	out := submit.Run(ctx, client, submit.Options{
 		Target: req.Target, Node: true,
 		On: p.Show, Log: func(why string) { p.Trouble(why, 0) },
 	}, []submit.Job{j})[0]
 	p.Stop()
+	if f.cached {
+		f.toCache(s, req, out)
+	}
 	return f.show(s, out)
 }
 
@@ -221,7 +236,7 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 	if f.hello && f.mode != "" && f.mode != "test" {
 		errs = append(errs, errors.New("--hello has only the mode test; leave out --mode"))
 	}
-	errs = append(errs, f.resolve())
+	errs = append(errs, f.resolve(), f.checkCached())
 	r := submit.Request{RunID: cmp.Or(f.runID, submit.NewRunID())}
 	if err := errors.Join(errs...); err != nil {
 		return r, term.Usage(err)
@@ -241,6 +256,9 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 		r.Message = "kbnode submit: a payload"
 	default:
 		err = f.readTask(s, &r, args)
+	}
+	if err == nil && f.cached {
+		err = term.Usage(checkCachedMode(r.Payload))
 	}
 	f.need = jobTime(r.Payload)
 	r.Target = f.Target

@@ -123,7 +123,10 @@ func printOutcome(s term.Streams, out submit.Outcome) {
 	if said != out.Reason {
 		term.Printf(to, "%s: %s\n", out.Verdict, text.Line(out.Reason, 1000))
 	}
-	if out.Build != 0 {
+	switch {
+	case !out.Cached.IsZero():
+		term.Printf(s.Out, "%s\n", cachedLine(out))
+	case out.Build != 0:
 		term.Printf(s.Out, "%s\n", buildLine(out))
 	}
 }

@@ -45,24 +45,24 @@ type seenNode struct {
 
 // Open reads what was seen of an organization's nodes. After an error, it returns a memory of nothing.
 func Open(organization string) (*Memory, error) {
-	file, err := pathOf(organization)
+	dir, err := StateDir()
 	if err != nil {
 		return &Memory{queues: map[string]map[string]*seenNode{}}, err
 	}
-	return load(file)
+	return load(filepath.Join(dir, "nodes-"+organization+".json"))
 }
 
-// pathOf returns the file for an organization, below XDG_STATE_HOME or ~/.local/state.
-func pathOf(organization string) (string, error) {
+// StateDir returns the directory for what commands of an operator remember, below XDG_STATE_HOME or ~/.local/state.
+func StateDir() (string, error) {
 	state := os.Getenv("XDG_STATE_HOME")
 	if !filepath.IsAbs(state) { // as the XDG Base Directory Specification wants it
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", fmt.Errorf("find directory for the nodes seen before: %w", err)
+			return "", fmt.Errorf("find directory for what is remembered: %w", err)
 		}
 		state = filepath.Join(home, ".local", "state")
 	}
-	return filepath.Join(state, "kbnode", "nodes-"+organization+".json"), nil
+	return filepath.Join(state, "kbnode"), nil
 }
 
 // load reads a file. After an error, it returns a memory of nothing, which Save writes in the file's place.

@@ -85,6 +85,8 @@ type Outcome struct {
 	Result  *result.Result `json:"result,omitempty"`
 	// Comparison is what Result says of two submissions, if they were compared.
 	Comparison *compare.Report `json:"comparison,omitempty"`
+	// Cached is since when this has been the answer to identical submissions; absent if the submission was evaluated now.
+	Cached time.Time `json:"cached,omitzero"`
 }
 
 // runsKey is the key of a build's meta-data with Job.Runs.
