@@ -13,8 +13,8 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/node/bundle"
 	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/support"
 	"github.com/gpu-mode/kbnode/internal/std/cpuset"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -266,11 +266,11 @@ func (d *doctorRun) busy(ctx context.Context, slots []int) ([]int, error) {
 
 // bundle writes the support archive. It deletes a truncated file, which is of no use.
 func (d *doctorRun) bundle(ctx context.Context, name string, report *doctor.Report) error {
-	f, err := bundle.Create(name)
+	f, err := support.Create(name)
 	if err != nil {
-		return fmt.Errorf("write bundle: %w", err)
+		return fmt.Errorf("write support archive: %w", err)
 	}
-	err = bundle.Write(ctx, f, d.m, report, bundle.Value("version.json", func() any { return readVersion() }))
+	err = support.Write(ctx, f, d.m, report, support.Value("version.json", func() any { return readVersion() }))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, os.Remove(name))
 	}

@@ -1,5 +1,5 @@
-// Package bundle writes support archives: what doctor found and read, without secrets.
-package bundle
+// Package support writes support archives: what doctor found and read, without secrets.
+package support
 
 import (
 	"archive/tar"
@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	// maxPart limits one file of a bundle, in bytes. Of a longer file, the end is kept.
+	// maxPart limits one file of an archive, in bytes. Of a longer file, the end is kept.
 	maxPart   = 2 << 20
 	maxSecret = 16 << 10
 	// partTime limits the query of one program.
 	partTime = 20 * time.Second
 )
 
-// Part is one file of a bundle.
+// Part is one file of an archive.
 type Part struct {
 	Name string
 	Text func(ctx context.Context) ([]byte, error)
@@ -41,7 +41,7 @@ func Value(name string, value func() any) Part {
 	return Part{name, func(context.Context) ([]byte, error) { return json.MarshalIndent(value(), "", "  ") }}
 }
 
-// parts returns what every bundle contains besides the caller's parts.
+// parts returns what every archive contains besides the caller's parts.
 func parts(m *doctor.Machine) []Part {
 	all := []Part{
 		Value("inventory.json", func() any { return m.Inventory }),
@@ -114,14 +114,14 @@ func Write(ctx context.Context, w io.Writer, m *doctor.Machine, r *doctor.Report
 		text := tail(hide.clean(tail(texts[i], maxPart+maxSecret)), maxPart)
 		header := &tar.Header{Name: "kbnode-doctor/" + p.Name, Mode: 0o600, Size: int64(len(text)), ModTime: m.Now}
 		if err := archive.WriteHeader(header); err != nil {
-			return fmt.Errorf("write bundle: %w", err)
+			return fmt.Errorf("write support archive: %w", err)
 		}
 		if _, err := archive.Write(text); err != nil {
-			return fmt.Errorf("write bundle: %w", err)
+			return fmt.Errorf("write support archive: %w", err)
 		}
 	}
 	if err := errors.Join(archive.Close(), zip.Close()); err != nil {
-		return fmt.Errorf("write bundle: %w", err)
+		return fmt.Errorf("write support archive: %w", err)
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ var address = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`
 // newScrubber knows this machine's own token and webhook, whatever their form.
 func newScrubber(m *doctor.Machine) scrubber {
 	var s scrubber
-	config, _ := m.Read(plan.ConfigPath)              // if it cannot be read, it is not in the bundle either
+	config, _ := m.Read(plan.ConfigPath)              // if it cannot be read, it is not in the archive either
 	if i := strings.Index(config, "notify"); i >= 0 { // those after it: YAML has many forms for notify.url
 		s.known = address().FindAllString(config[i:], -1)
 	}
@@ -206,7 +206,7 @@ func (s scrubber) clean(text []byte) []byte {
 	return text
 }
 
-// Create creates the file for a bundle, which only root may read. The file must not
+// Create creates the file for an archive, which only root may read. The file must not
 // exist, so that a link in a directory that others can write to is not followed.
 func Create(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
