@@ -138,7 +138,7 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 		values[name] = &value
 	}
 	// Without a deadline: a command of the Dockerfile may print nothing for as long as it takes.
-	return e.relay(ctx, "build "+dockerfile, report, func(ctx context.Context) (messages, error) {
+	return e.wrapPull("build "+dockerfile, relay(ctx, report, func(ctx context.Context) (messages, error) {
 		res, err := e.api.ImageBuild(ctx, archive, client.ImageBuildOptions{
 			Tags: []string{ref}, Dockerfile: dockerfile, BuildArgs: values, Remove: true, ForceRemove: true, AuthConfigs: auths, Version: build.BuilderV1,
 		})
@@ -146,7 +146,7 @@ func (e *Engine) Build(ctx context.Context, ref string, archive io.Reader, docke
 			return nil, err
 		}
 		return decoded{res.Body}, nil
-	})
+	}))
 }
 
 // messages is what the engine reports while it works.
@@ -161,17 +161,17 @@ func (e *Engine) stream(ctx context.Context, doing string, report func(Progress)
 	defer cancel(nil)
 	quiet := time.AfterFunc(beginDeadline, func() { cancel(errQuiet) })
 	defer quiet.Stop()
-	return e.relay(ctx, doing, func(p Progress) {
+	return e.wrapPull(doing, relay(ctx, func(p Progress) {
 		quiet.Reset(quietDeadline)
 		report(p)
-	}, begin)
+	}, begin))
 }
 
 // relay begins an operation and reports its progress until it is done.
-func (e *Engine) relay(ctx context.Context, doing string, report func(Progress), begin func(context.Context) (messages, error)) error {
+func relay(ctx context.Context, report func(Progress), begin func(context.Context) (messages, error)) error {
 	from, err := begin(ctx)
 	if err != nil {
-		return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	defer func() { _ = from.Close() }()
 	for m, err := range from.JSONMessages(ctx) {
@@ -179,7 +179,7 @@ func (e *Engine) relay(ctx context.Context, doing string, report func(Progress),
 			err = m.Error
 		}
 		if err != nil {
-			return e.wrapPull(doing, cmp.Or(context.Cause(ctx), err))
+			return cmp.Or(context.Cause(ctx), err)
 		}
 		p := Progress{Layer: text.Line(m.ID, maxText), Status: text.Line(m.Status+m.Stream, maxText)}
 		if m.Progress != nil {
@@ -187,8 +187,11 @@ func (e *Engine) relay(ctx context.Context, doing string, report func(Progress),
 		}
 		report(p)
 	}
-	return e.wrapPull(doing, context.Cause(ctx))
+	return context.Cause(ctx)
 }
+
+// fullDisk is what the engine says when its disk is full.
+var fullDisk = []string{"no space left on device", "disk quota exceeded"}
 
 // maxText is how many bytes of a message of a registry or a build are shown.
 const maxText = 2000
@@ -215,7 +218,7 @@ func (e *Engine) wrapPull(doing string, err error) error {
 	case says("returned a non-zero code", "dockerfile parse error", "copy failed:", "add failed:"):
 		// The build's own error, whatever else it says: no registry refuses anything.
 		return fmt.Errorf("%s: %s", doing, shown)
-	case says("no space left on device", "disk quota exceeded"):
+	case says(fullDisk...):
 		return fmt.Errorf("%s: %w: %s", doing, ErrDiskFull, shown)
 	case says("manifest unknown", "no matching manifest"):
 		return fmt.Errorf("%s: %w: %s", doing, ErrMissing, shown)
