@@ -42,7 +42,7 @@ func (u *Updater) Build(ctx context.Context, src Source, o Options) (Result, err
 	if err != nil {
 		return Result{}, err
 	}
-	if err = u.room(ctx); err == nil {
+	if err = u.room(ctx, 0); err == nil {
 		err = u.whileIdle(ctx, o, "the build", func(ctx context.Context) error {
 			archive := src.archive()
 			defer func() { _ = archive.Close() }()

@@ -43,6 +43,7 @@ type Engine interface {
 	Resolve(ctx context.Context, ref string) (digest string, err error)
 	Pull(ctx context.Context, ref string, report func(Progress)) error
 	Build(ctx context.Context, ref string, archive io.Reader, dockerfile string, args map[string]string, report func(Progress)) error
+	Load(ctx context.Context, archive io.Reader, size int64, report func(Progress)) error
 	Tag(ctx context.Context, source, name string) error
 	Untag(ctx context.Context, name string) error
 	Names(ctx context.Context, prefix string) (map[string]string, error)

@@ -24,14 +24,16 @@ const (
 	maxRefused = 32
 )
 
-// Image is an image that kbnode has fetched or built, or found in use.
+// Image is an image that kbnode has fetched, built or loaded, or found in use.
 type Image struct {
-	ID     string    `json:"id,omitempty"`     // "sha256:…"; "" until it is fetched
-	Digest string    `json:"digest,omitempty"` // at its registry; "" if it was built here
-	From   string    `json:"from,omitempty"`   // the reference it was fetched by; "" if it was built here
-	Size   int64     `json:"size_bytes,omitempty"`
-	Since  time.Time `json:"since"` // when it came to this node
-	Canary *Canary   `json:"canary,omitempty"`
+	ID     string `json:"id,omitempty"`     // "sha256:…"; "" until it is fetched
+	Digest string `json:"digest,omitempty"` // at its registry; "" if it was built or loaded here
+	From   string `json:"from,omitempty"`   // the reference it was fetched by; "" if it was built or loaded here
+	// Archive is the SHA-256 of what it was loaded from, in hexadecimal; "" if it was not.
+	Archive string    `json:"archive,omitempty"`
+	Size    int64     `json:"size_bytes,omitempty"`
+	Since   time.Time `json:"since"` // when it came to this node
+	Canary  *Canary   `json:"canary,omitempty"`
 }
 
 // label returns what identifies the image to people.
@@ -160,6 +162,8 @@ func (s *State) chosen() string {
 	switch {
 	case s.Current == nil || s.Current.From == s.Name:
 		return ""
+	case s.Current.Archive != "":
+		return "it came in a bundle; kbnode image update fetches it from its registry again"
 	case s.Current.From == "":
 		return "it was built here; kbnode image update fetches it from its registry again"
 	}

@@ -159,23 +159,30 @@ func (u *Updater) hold(ctx context.Context, have docker.Image) error {
 	return u.Engine.Tag(ctx, have.ID, ownName(have.ID))
 }
 
-// pull pulls an image, and gives up when the disk has no room for the rest: how large it gets, no one
-// knows before. Docker itself retries a layer.
+// pull pulls an image. How large it gets, no one knows before. Docker itself retries a layer.
 func (u *Updater) pull(ctx context.Context, ref string) error {
-	if err := u.room(ctx); err != nil {
+	return u.withRoom(ctx, 0, func(ctx context.Context, report func(Progress)) error {
+		u.say("pulling %s", ref)
+		return u.Engine.Pull(ctx, ref, report)
+	})
+}
+
+// withRoom calls do, which brings an image, and gives up when the disk has no room for the rest. size is how many
+// bytes it needs, as far as that is known.
+func (u *Updater) withRoom(ctx context.Context, size int64, do func(ctx context.Context, report func(Progress)) error) error {
+	if err := u.room(ctx, size); err != nil {
 		return err
 	}
-	u.say("pulling %s", ref)
-	pulling, giveUp := context.WithCancelCause(ctx)
+	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	last := time.Now()
-	return u.Engine.Pull(pulling, ref, func(p Progress) {
+	return do(ctx, func(p Progress) {
 		u.report(p)
 		if time.Since(last) < docker.RoomPoll {
 			return
 		}
 		last = time.Now()
-		if err := u.room(ctx); errors.Is(err, docker.ErrDiskFull) {
+		if err := u.room(ctx, 0); errors.Is(err, docker.ErrDiskFull) {
 			giveUp(err)
 		}
 	})
@@ -184,10 +191,10 @@ func (u *Updater) pull(ctx context.Context, ref string) error {
 // minFree must be free on the engine's disk, in bytes: with less, jobs cannot pull.
 const minFree = 10 << 30
 
-// room returns an error if the engine's disk has none for another image.
-func (u *Updater) room(ctx context.Context) error {
+// room returns an error if the engine's disk has none for another image, of at least size bytes.
+func (u *Updater) room(ctx context.Context, size int64) error {
 	free, total, err := u.Engine.Room(ctx)
-	if need := min(minFree, total/10); err == nil && free < need {
+	if need := min(minFree, total/10) + size; err == nil && total > 0 && free < need {
 		err = fmt.Errorf("%w: %d GiB are free, but the image and jobs need %d GiB; %s", docker.ErrDiskFull, free>>30, need>>30+1, docker.RoomAdvice)
 	}
 	return err

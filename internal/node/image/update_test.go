@@ -133,6 +133,25 @@ func TestCutOff(t *testing.T) {
 				Digests: map[string]string{ref(1): id(1)}, Current: id(7), Previous: id(1),
 			},
 		},
+		{
+			name: "a bundle on a node without an image",
+			run: func(w *world, dir string) (Result, error) {
+				return w.updater(dir).Load(context.Background(), archive(7), Options{})
+			},
+			prepare: func(_ *testing.T, w *world, _ string) { delete(w.names, name) },
+			want:    outcome{Names: map[string]string{name: id(7), ownName(id(7)): id(7)}, Digests: map[string]string{}, Current: id(7)},
+		},
+		{
+			name: "a bundle",
+			run: func(w *world, dir string) (Result, error) {
+				return w.updater(dir).Load(context.Background(), archive(7), Options{})
+			},
+			prepare: func(t *testing.T, w *world, dir string) { mustDo(t, ActionUpdated)(update(w, dir)) },
+			want: outcome{
+				Names:   map[string]string{name: id(7), ownName(id(7)): id(7), ownName(id(1)): id(1)},
+				Digests: map[string]string{ref(1): id(1)}, Current: id(7), Previous: id(1),
+			},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

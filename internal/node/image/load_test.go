@@ -1,0 +1,157 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/gpu-mode/kbnode/internal/node/bundle"
+	"github.com/gpu-mode/kbnode/test/must"
+)
+
+// TestBundleName is taken back from what a run left that was interrupted.
+func TestBundleName(t *testing.T) {
+	t.Parallel()
+	must.Equal(t, true, strings.HasPrefix(bundle.ImageName, ownNames))
+}
+
+func TestLoad(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, w *world, dir string)
+		change  func(a *Archive)
+		o       Options
+		action  string
+		reason  string
+		err     string
+		stands  int
+		loads   int
+	}{
+		{name: "another image", action: ActionUpdated, stands: 7, loads: 1},
+		{name: "again", prepare: loads(7), action: ActionNone, reason: "it is the bundle's", stands: 7, loads: 1},
+		{name: "again, and the name moved", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			w.names[name] = id(0)
+		}, action: ActionUpdated, reason: "its name had moved", stands: 7, loads: 1},
+		{name: "again, and the name is gone", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			delete(w.names, name)
+		}, action: ActionUpdated, stands: 7, loads: 1},
+		{name: "again, and the image is gone", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			delete(w.names, name)
+			delete(w.names, ownName(id(7)))
+		}, action: ActionUpdated, stands: 7, loads: 2},
+		{name: "after a rollback to it", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			loads(8)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+		}, action: ActionNone, stands: 7, loads: 2},
+		{name: "the previous one", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			loads(8)(t, w, dir)
+		}, action: ActionUpdated, stands: 7, loads: 2},
+		{name: "one that was fetched before", prepare: func(t *testing.T, w *world, dir string) {
+			mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+		}, change: func(a *Archive) { a.Open = archive(1).Open }, action: ActionNone, stands: 1, loads: 1},
+		{name: "one that fails", prepare: func(_ *testing.T, w *world, _ string) { w.bad[id(7)] = true }, action: ActionRefused, reason: "it fails", stands: 0, loads: 1},
+		{name: "one that fails, again", prepare: func(t *testing.T, w *world, dir string) {
+			w.bad[id(7)] = true
+			mustDo(t, ActionRefused)(w.updater(dir).Load(t.Context(), archive(7), Options{}))
+		}, action: ActionRefused, stands: 0, loads: 2},
+		{name: "cut off before its canary", prepare: func(t *testing.T, w *world, dir string) {
+			w.park(t, func(string) error {
+				_, err := w.updater(dir).Load(t.Context(), archive(7), Options{})
+				return err
+			}, "")
+		}, change: func(a *Archive) {
+			a.Check = func(context.Context, func(int64, int64)) error { return errors.New("it is not read again") }
+		}, action: ActionUpdated, stands: 7, loads: 1},
+		{name: "a busy node", prepare: func(_ *testing.T, w *world, _ string) { w.job(1, "job x") }, o: Options{Wait: time.Nanosecond},
+			action: ActionLater, reason: "the load would disturb the timings of gpu1"},
+		{name: "a busy node that is told to", prepare: func(_ *testing.T, w *world, _ string) { w.job(1, "job x") }, o: Options{Wait: time.Nanosecond, Beside: true},
+			action: ActionUpdated, stands: 7, loads: 1},
+		{name: "damaged", change: func(a *Archive) {
+			a.Check = func(context.Context, func(int64, int64)) error { return errors.New("it has SHA-256 x") }
+		}, err: "it has SHA-256 x"},
+		{name: "that cannot be read", change: func(a *Archive) {
+			a.Open = func() io.Reader { return iotest.ErrReader(errors.New("input/output error")) }
+		}, err: "input/output error"},
+		{name: "a full disk", prepare: func(_ *testing.T, w *world, _ string) { w.free = 12<<30 - 1 }, err: "11 GiB are free, but the image and jobs need 13 GiB"},
+		{name: "just enough room", prepare: func(_ *testing.T, w *world, _ string) { w.free = 12 << 30 }, action: ActionUpdated, stands: 7, loads: 1},
+		{name: "a disk that is not here", prepare: func(_ *testing.T, w *world, _ string) { w.free, w.total = 0, 0 }, action: ActionUpdated, stands: 7, loads: 1},
+		{name: "a disk that it fills", prepare: func(_ *testing.T, w *world, _ string) {
+			w.onPull = func(context.Context) error {
+				time.Sleep(time.Second + 10*time.Millisecond)
+				w.free = 9 << 30
+				return nil
+			}
+		}, err: "9 GiB are free"},
+		{name: "an engine that loads another name", change: func(a *Archive) { a.Name = ownNames + "x" }, err: "the engine loaded no image from b.tar", loads: 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			w, dir := newWorld(t), t.TempDir()
+			if tt.prepare != nil {
+				tt.prepare(t, w, dir)
+			}
+			a := archive(7)
+			if tt.change != nil {
+				tt.change(&a)
+			}
+			u := w.updater(dir)
+			u.Progress = func(p Progress) {
+				if p.Layer == "" {
+					t.Errorf("people see %q", p.Status)
+				}
+			}
+			r, err := u.Load(t.Context(), a, tt.o)
+			if tt.err != "" {
+				must.Err(t, err, tt.err)
+			} else if err != nil || r.Action != tt.action || !strings.Contains(r.Reason, tt.reason) {
+				t.Errorf("%+v, %v; want %q, %q", r, err, tt.action, tt.reason)
+			}
+			must.Equal(t, id(tt.stands), w.names[name])
+			must.Equal(t, tt.loads, w.loads)
+			if _, left := w.names[bundle.ImageName]; left && tt.err == "" {
+				t.Error("it keeps the bundle's name")
+			}
+			present, err := u.Present(t.Context())
+			must.Do(t, err)
+			must.Equal(t, true, present)
+		})
+	}
+}
+
+// loads loads the image n.
+func loads(n int) func(t *testing.T, w *world, dir string) {
+	return func(t *testing.T, w *world, dir string) {
+		t.Helper()
+		mustDo(t, ActionUpdated)(w.updater(dir).Load(t.Context(), archive(n), Options{}))
+	}
+}
+
+// TestLoadedStays checks that the nightly update leaves the image of a bundle alone.
+func TestLoadedStays(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	loads(7)(t, w, dir)
+	r, err := w.updater(dir).Update(t.Context(), Options{Auto: true})
+	if err != nil || r.Action != ActionNone || !strings.Contains(r.Reason, "it came in a bundle") {
+		t.Errorf("%+v, %v", r, err)
+	}
+	s, err := Read(dir)
+	must.Do(t, err)
+	if !s.Has("archive 7") || s.Has("archive 8") {
+		t.Errorf("%+v", s)
+	}
+	u := w.updater(dir)
+	w.free = 0
+	must.Do(t, u.CheckRoom(t.Context(), archive(7)))
+	must.Err(t, u.CheckRoom(t.Context(), archive(8)), "0 GiB are free")
+}
