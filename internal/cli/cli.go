@@ -97,7 +97,7 @@ func newRoot(s term.Streams) *cobra.Command {
 	install := sudo(newInstall(s), append([]string{"BUILDKITE_AGENT_TOKEN", "GPU_TYPE", "NODE_NAME", "GPU_COUNT", "CPUS_PER_GPU", "RAM_PER_GPU"}, environ.Network...)...)
 	doctor := sudo(newDoctor(s), append([]string{"BUILDKITE_API_TOKEN", "BUILDKITE_API_URL"}, environ.Network...)...)
 	upgrade := sudo(newUpgrade(s), environ.Network...)
-	addGroup(root, "Set up", install, doctor, newPlan(s), newInventory(s), newConfig(s), sudo(newSelftest(s)), sudo(newUninstall(s)))
+	addGroup(root, "Set up", install, doctor, newPlan(s), newInventory(s), newConfig(s), newBundle(s), sudo(newSelftest(s)), sudo(newUninstall(s)))
 	addGroup(root, "Operate", sudo(newStatus(s)), sudo(newDrain(s)), sudo(newResume(s)), sudo(newLogs(s)), newEvents(s), sudo(newNotify(s)), sudo(newImage(s)), upgrade)
 	addGroup(root, "Write kernels", operator.NewEvaluate(s), operator.NewSubmit(s), operator.NewCancel(s))
 	addGroup(root, "Run a competition", operator.NewQueue(s), operator.NewE2E(s), newPipeline(s))

@@ -17,7 +17,7 @@ import (
 // flagValues complete the values of flags, which mean the same in every command. Other flags
 // take free text and get no file names.
 var flagValues = map[string]cobra.CompletionFunc{
-	"agent-binary": fileValues, "bundle": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "problem": operator.ProblemValues,
+	"agent-binary": fileValues, "bundle": fileValues, "kbnode": fileValues, "output": fileValues, "capture": fileValues, "config": fileValues, "dockerfile": fileValues, "problem": operator.ProblemValues,
 	"payload": fileValues, "result": fileValues, "root": fileValues, "token-file": fileValues, "workdir": dirValues, "corpus": dirValues,
 	"gpus": values("all"), "auto-update": values("off"), "vendor": values("nvidia", "amd"), "mode": values(task.Modes...),
 	"slot": numberValues, gpuIndex: numberValues, "only": checkValues, "skip": checkValues, "explain": checkValues,
@@ -25,7 +25,7 @@ var flagValues = map[string]cobra.CompletionFunc{
 
 var argValues = map[string]cobra.CompletionFunc{
 	"drain": nameValues, "resume": nameValues, "logs": nameValues, "e2e": values(e2e.Parts...),
-	"submit": fileValues, "evaluate": fileValues, "cheats": fileValues, "encode": fileValues, "decode": fileValues,
+	"submit": fileValues, "evaluate": fileValues, "cheats": fileValues, "encode": fileValues, "decode": fileValues, "check": fileValues,
 }
 
 func complete(cmd *cobra.Command) {

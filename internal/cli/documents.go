@@ -4,6 +4,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/operator"
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/bundle"
 	"github.com/gpu-mode/kbnode/internal/node/doctor"
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/image"
@@ -15,6 +16,7 @@ import (
 // What the commands of a node print with --json.
 var (
 	acceptanceDoc  = term.Document[doctor.Acceptance]{Name: "acceptance", Schema: doctor.Schema}
+	bundleDoc      = term.Document[bundleReport]{Name: "bundle", Schema: bundle.Schema}
 	configCheckDoc = term.Document[config.Checked]{Name: "config-check", Schema: 1}
 	configShowDoc  = term.Document[config.Shown]{Name: "config-show", Schema: 1}
 	doctorDoc      = term.Document[*doctor.Report]{Name: "doctor", Schema: doctor.Schema}
@@ -31,7 +33,7 @@ var (
 // Documents returns all that commands print with --json, for generating their schemas.
 func Documents() []term.Described {
 	return append([]term.Described{
-		acceptanceDoc, configCheckDoc, configShowDoc, doctorDoc, eventDoc, imageChangeDoc, imageListDoc, inventoryDoc,
+		acceptanceDoc, bundleDoc, configCheckDoc, configShowDoc, doctorDoc, eventDoc, imageChangeDoc, imageListDoc, inventoryDoc,
 		planDoc, planErrorDoc, statusDoc, versionDoc,
 	}, operator.Documents()...)
 }

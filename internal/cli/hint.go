@@ -332,6 +332,8 @@ func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
 	name, value = strayFlags[pathOf(cmd)], arg
 	_, isSlot := node.SlotNumber(arg)
 	switch {
+	case strings.HasSuffix(arg, ".tar") && cmd.Flags().Lookup("bundle") != nil && cmd.Name() != "doctor": // which writes one
+		name = "bundle"
 	case strings.HasSuffix(arg, ".txtar"):
 		name = "root"
 	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -234,6 +235,7 @@ const autoWait = time.Hour
 
 func newImageUpdate(s term.Streams) *cobra.Command {
 	var o image.Options
+	var bundle string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "update [IMAGE]",
@@ -241,14 +243,26 @@ func newImageUpdate(s term.Streams) *cobra.Command {
 		Long: `Fetch the newest image, test it in an idle slot, and let jobs run it.
 
 The image is image.name of the configuration, or IMAGE, which then stays until an
-update without IMAGE. It is fetched while no slot runs a job.
+update without IMAGE, or comes with --bundle. It is fetched while no slot runs a job.
 
 Exit code 0 if jobs run the newest image or nothing could be done now, and 1 if it
 was refused, or if --check finds a newer one, or that the name has moved.`,
 		Example: `  sudo kbnode image update
-  sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2`,
+  sudo kbnode image update ghcr.io/gpu-mode/kernelbot:v2
+  sudo kbnode image update --bundle kbnode-bundle.tar`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case bundle != "" && (o.Auto || o.Check):
+				return term.Usagef("--auto and --check ask the image's registry; leave out --bundle, or both of them")
+			case bundle != "" && len(args) > 0:
+				return term.Usagef("--bundle has one image; leave out %s", args[0])
+			case len(args) > 0 && strings.HasSuffix(args[0], ".tar"):
+				return s.Advise(args[0]+" is a file", s.With(slices.Index(s.Typed, args[0]), "--bundle", args[0]))
+			}
+			if err := term.CheckFile("--bundle", bundle); err != nil {
+				return err
+			}
 			if o.Auto && len(args) > 0 {
 				return term.Usagef("--auto fetches image.name of the configuration; leave out %s", args[0])
 			}
@@ -263,15 +277,28 @@ was refused, or if --check finds a newer one, or that the name has moved.`,
 				o.Wait = autoWait
 			}
 			return changeImages(cmd.Context(), s, "update", o.Auto, asJSON, func(ctx context.Context, u *image.Updater) (image.Result, error) {
+				if bundle != "" {
+					return loadImage(ctx, u, bundle, o)
+				}
 				return u.Update(ctx, o)
 			})
 		},
 	}
+	cmd.Flags().StringVar(&bundle, "bundle", "", "file of kbnode bundle create to take the image from")
 	cmd.Flags().BoolVar(&o.Auto, "auto", false, "for cron: say nothing if nothing is new, give up after an hour of busy slots, respect decisions made by hand")
 	cmd.Flags().BoolVar(&o.Check, "check", false, "only check for a newer one")
 	cmd.Flags().BoolVar(&o.Beside, "now", false, "fetch it while jobs run, which disturbs their timings")
 	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", imageChangeDoc)
 	return cmd
+}
+
+func loadImage(ctx context.Context, u *image.Updater, path string, o image.Options) (image.Result, error) {
+	b, closeBundle, err := openBundle(path)
+	if err != nil {
+		return image.Result{}, err
+	}
+	defer closeBundle()
+	return u.Load(ctx, node.ImageOf(b), o)
 }
 
 type buildFlags struct {

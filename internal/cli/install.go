@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/job/agent"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -21,7 +22,7 @@ import (
 
 type installFlags struct {
 	configFlags
-	tokenFile, agentBinary          string
+	tokenFile, agentBinary, bundle  string
 	dryRun, yes, adopt, installDeps bool
 }
 
@@ -37,18 +38,28 @@ changes when the job is done.
 On a terminal, install asks for a missing queue or token, and before it begins.
 The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install.
 
+Without internet, --bundle brings the agent and the jobs' image. On a node that has no
+image yet, slots take no jobs until it has passed its canary.
+
 Exit code 2 also means that trying again later changes nothing: Buildkite refuses the
 token, the configuration is wrong, files of another setup are in the way, or the machine
 cannot be a node.`,
 		Example: `  sudo kbnode install
   sudo kbnode install --queue b200 --token-file token.txt
-  sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return install(cmd.Context(), s, &f) },
+  sudo kbnode install --queue b200 --gpus 0,2,5 --dry-run
+  sudo kbnode install --queue b200 --bundle kbnode-bundle.tar`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := oneOf(cmd, "bundle", "agent-binary"); err != nil {
+				return err
+			}
+			return install(cmd.Context(), s, &f)
+		},
 	}
 	f.register(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.tokenFile, "token-file", "", "file with the Buildkite agent token")
 	fl.StringVar(&f.agentBinary, "agent-binary", "", "buildkite-agent to use, for machines without internet")
+	fl.StringVar(&f.bundle, "bundle", "", "file of kbnode bundle create to take the agent and the image from")
 	fl.BoolVar(&f.installDeps, "install-deps", false, "install missing packages (Docker, git, e2fsprogs, container toolkit) with apt or dnf")
 	fl.BoolVar(&f.adopt, "adopt", false, "replace files that kbnode did not write, keeping backups")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would change, and change nothing")
@@ -61,22 +72,33 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	if err != nil {
 		return err
 	}
-	if err := needRoot(s, "install"); err != nil {
-		if f.dryRun {
-			return tryInstall(ctx, s, f)
-		}
+	notRoot := needRoot(s, "install")
+	if notRoot != nil && !f.dryRun {
+		return notRoot
+	}
+	b, closeBundle, err := openBundle(f.bundle)
+	if err != nil {
 		return err
 	}
+	defer closeBundle()
+	if notRoot != nil {
+		if b != nil {
+			printBundle(s, b)
+		}
+		return tryInstall(ctx, s, f)
+	}
+	o.Bundle = b
 	report, err := here(s).Install(ctx, o, &installUI{Streams: s})
 	if err != nil {
 		return notLate(s, err)
 	}
 	if f.dryRun {
+		printBrings(s, f.bundle, report.Brings)
 		printDryRun(s.Out, report.Changes)
 		return nil
 	}
 	term.Printf(s.Err, "\n")
-	nextSteps(s, report)
+	nextSteps(s, report, f.bundle)
 	return nil
 }
 
@@ -92,6 +114,9 @@ func (f *installFlags) options(ctx context.Context, s term.Streams) (o node.Inst
 		return o, err
 	}
 	if o.Token, err = readToken(ctx, f.tokenFile, s.Root); err != nil {
+		return o, err
+	}
+	if err := term.CheckFile("--bundle", f.bundle); err != nil {
 		return o, err
 	}
 	return o, term.CheckFile("--agent-binary", f.agentBinary)
@@ -122,8 +147,8 @@ func readToken(ctx context.Context, name string, root bool) (string, error) {
 // maxListed is how many changes are worth a line each.
 const maxListed = 12
 
-// nextSteps prints what was done, what doctor found if it was asked, and what is left to do by hand.
-func nextSteps(s term.Streams, r node.Report) {
+// nextSteps prints what was done, also with a bundle, what doctor found if it was asked, and what is left to do by hand.
+func nextSteps(s term.Streams, r node.Report, bundle string) {
 	p, applied := r.Plan, r.Result.Applied
 	queues := node.Queues(p)
 	running := 0
@@ -133,7 +158,7 @@ func nextSteps(s term.Streams, r node.Report) {
 		}
 	}
 	w := s.Out
-	if len(applied) == 0 && !r.WroteToken {
+	if len(applied) == 0 && !r.WroteToken && (r.Image == nil || r.Image.Action == image.ActionNone) {
 		term.Printf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
 	} else {
 		term.Printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(applied)))
@@ -147,6 +172,9 @@ func nextSteps(s term.Streams, r node.Report) {
 		term.Printf(w, "Replaced and removed files are in %s.\n", reconcile.BackupDir)
 	}
 	printLater(w, r.Result.Deferred)
+	if r.Image != nil {
+		term.Printf(w, "%s\n", bundledImage(*r.Image, bundle))
+	}
 	if r.Health != nil {
 		printDoctor(w, r.Health, onlyFailures)
 	}

@@ -169,7 +169,7 @@ func TestInstallDialog(t *testing.T) {
 				{ID: "image-present", Group: "image", Status: doctor.Warn, Findings: []doctor.Finding{{Status: doctor.Warn, Detail: "not here"}}},
 				{ID: "gpu-present", Group: "gpu", Status: doctor.OK},
 			}}
-			nextSteps(s, report)
+			nextSteps(s, report, "")
 		}
 		done <- err
 	}()

@@ -48,7 +48,7 @@ func TestNextSteps(t *testing.T) {
 	slots[2].Parked = "its GPU is away"
 	say := func(result reconcile.Result, wrote bool) string {
 		var b strings.Builder
-		nextSteps(term.Streams{Out: &b}, node.Report{Plan: &plan.Plan{Node: "n", Slots: slots}, Result: result, WroteToken: wrote})
+		nextSteps(term.Streams{Out: &b}, node.Report{Plan: &plan.Plan{Node: "n", Slots: slots}, Result: result, WroteToken: wrote}, "")
 		return b.String()
 	}
 	first := say(reconcile.Result{

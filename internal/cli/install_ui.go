@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -18,6 +19,7 @@ type installUI struct {
 	term.Streams
 	changes *changeProgress // these are nil until they show something: the terminal may get another width
 	agents  *agentProgress
+	images  *layerProgress
 }
 
 // declined turns a question that was left into what package node knows.
@@ -125,6 +127,14 @@ func (u *installUI) ShowAgents(registered, total int) {
 	u.agents.show(registered, total)
 }
 
+// ShowImage implements node.UI.
+func (u *installUI) ShowImage(p image.Progress) {
+	if u.images == nil {
+		u.images = &layerProgress{term.NewProgress(u.Streams)}
+	}
+	u.images.update(p)
+}
+
 // EndProgress implements node.UI.
 func (u *installUI) EndProgress() {
 	if u.changes != nil {
@@ -132,6 +142,9 @@ func (u *installUI) EndProgress() {
 	}
 	if u.agents != nil {
 		u.agents.end()
+	}
+	if u.images != nil {
+		u.images.End("")
 	}
 }
 

@@ -18,9 +18,9 @@ import (
 )
 
 type upgradeFlags struct {
-	version, binary string
-	timeout         time.Duration
-	wait, dryRun    bool
+	version, binary, bundle string
+	timeout                 time.Duration
+	wait, dryRun            bool
 }
 
 func newUpgrade(s term.Streams) *cobra.Command {
@@ -33,12 +33,14 @@ func newUpgrade(s term.Streams) *cobra.Command {
 Idle slots change at once, busy ones after their job. If an agent does not register with
 Buildkite in time, change back with the same command and the previous version.`,
 		Example: `  sudo kbnode upgrade --agent-version 3.100.0 --wait
-  sudo kbnode upgrade --agent-binary ./buildkite-agent`,
+  sudo kbnode upgrade --agent-binary ./buildkite-agent
+  sudo kbnode upgrade --bundle kbnode-bundle.tar`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return upgrade(cmd.Context(), s, f) },
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.version, "agent-version", "", "the version to change to, such as "+plan.PinnedAgentVersion)
 	fl.StringVar(&f.binary, "agent-binary", "", "buildkite-agent to change to, for machines without internet")
+	fl.StringVar(&f.bundle, "bundle", "", "file of kbnode bundle create to take the agent from")
 	fl.DurationVar(&f.timeout, "timeout", slot.RegisterTime, "how long to wait for the next agent to register with Buildkite")
 	fl.BoolVar(&f.wait, "wait", false, "wait until slots that run a job have changed too")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "show what would be done, and change nothing")
@@ -47,14 +49,19 @@ Buildkite in time, change back with the same command and the previous version.`,
 
 func (f upgradeFlags) check(s term.Streams) error {
 	switch {
+	case f.bundle != "" && f.version+f.binary != "":
+		return term.Usagef("--bundle has one buildkite-agent; leave out --agent-version and --agent-binary")
 	case f.version != "" && f.binary != "":
 		return term.Usagef("--agent-binary determines the version; leave out --agent-version")
-	case f.version == "" && f.binary == "":
+	case f.version+f.binary+f.bundle == "":
 		return term.Usagef("no version of buildkite-agent is given; write %s; to upgrade kbnode itself, replace it with apt or dnf, or %s; slots follow when they are idle", s.Line([]string{"upgrade", "--agent-version", plan.PinnedAgentVersion}), strings.ReplaceAll("sudo install -m 755 kbnode "+node.Binary, " ", term.Unbroken))
 	case f.timeout < time.Second:
 		return term.Usagef("--timeout %s is too short for an agent to register; write 1s or more", f.timeout)
 	case f.version != "":
 		return term.Usage(plan.CheckAgentVersion(f.version))
+	}
+	if err := term.CheckFile("--bundle", f.bundle); err != nil {
+		return err
 	}
 	return term.CheckFile("--agent-binary", f.binary)
 }
@@ -68,6 +75,14 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 		return err
 	}
 	defer host.Close()
+	b, closeBundle, err := openBundle(f.bundle)
+	if err != nil {
+		return err
+	}
+	defer closeBundle()
+	if b != nil {
+		f.version = b.Agent.Version
+	}
 	release, err := n.Lock(ctx, host.Host)
 	if err != nil {
 		return err
@@ -81,8 +96,17 @@ func upgrade(ctx context.Context, s term.Streams, f upgradeFlags) error {
 		return err
 	}
 	before := n.Agent.Version
-	if stored, ok := n.StoredAgent(version); f.dryRun {
-		return dryUpgrade(ctx, s, n, host.Host, version, stored, ok)
+	stored, ok := n.StoredAgent(version)
+	if f.dryRun {
+		return dryUpgrade(ctx, s, n, host.Host, version, f.bundle, stored, ok)
+	}
+	if b != nil && !ok {
+		program, remove, err := n.UnpackAgent(ctx, b)
+		if err != nil {
+			return err
+		}
+		defer remove()
+		f.binary = program
 	}
 	host.Log = nil // what it does has its own lines
 	result, err := n.ChangeAgent(ctx, host.Host, version, f.binary)
@@ -145,7 +169,7 @@ func waitUpgraded(ctx context.Context, s term.Streams, n *node.Node, host *recon
 	return waitRegistered(ctx, s, n.Plan, host, nil, f.timeout)
 }
 
-func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, version string, stored plan.AgentRelease, ok bool) error {
+func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconcile.Host, version, bundle string, stored plan.AgentRelease, ok bool) error {
 	from := n.AgentName(n.Agent.Version)
 	switch {
 	case ok && stored.Version == n.Agent.Version:
@@ -153,6 +177,8 @@ func dryUpgrade(ctx context.Context, s term.Streams, n *node.Node, host *reconci
 		return nil
 	case ok:
 		term.Printf(s.Out, "%s is already here.\n", n.AgentName(stored.Version))
+	case bundle != "":
+		term.Printf(s.Out, "buildkite-agent %s would be taken from %s and checked.\n", version, bundle)
 	default:
 		term.Printf(s.Out, "buildkite-agent %s would be fetched and checked.\n", version)
 	}

@@ -12,7 +12,7 @@ var synonyms = map[string][]string{
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
 	"status": {"ps", "ls", "list", "slots", "top", "info", "get", "describe", "show", "stats"},
 	"doctor": {"check", "diagnose", "health", "verify", "preflight", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
-	"inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
+	"bundle": {"airgap", "offline", "pack"}, "inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
 	"cancel": {"abort", "kill", "scancel", "stop"}, "submit": {"send", "upload", "sbatch", "srun", "enqueue"}, "config": {"configure", "conf", "settings"},
 	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "compare", "diff"},
 
@@ -24,7 +24,7 @@ var synonyms = map[string][]string{
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
 	"install": "queue", "plan": "queue", "pipeline": "queue", "upgrade": "agent-version", "doctor": "only", "selftest": "slot", "events": "slot",
-	"image build": "dockerfile",
+	"image build": "dockerfile", "bundle create": "output",
 }
 
 const (
@@ -83,7 +83,7 @@ var answers = map[string]string{
 
 // sameAnswers are other words that answers has a line for.
 var sameAnswers = map[string]string{
-	"token": "login", "auth": "login", "diag": "support", "bundle": "support", "sos": "support", "documentation": "docs",
+	"token": "login", "auth": "login", "diag": "support", "sos": "support", "documentation": "docs",
 	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples",
 	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
 	"systemctl": "service", "daemon-reload": "service",

@@ -19,14 +19,27 @@ func Images(wrong func(error) error) (*image.Updater, func(), error) {
 		}
 		_ = n.recall() // no slots are refused below
 	}
+	u, closeUpdater, err := n.images()
+	if err != nil {
+		return nil, nil, err
+	}
+	if m, ok := u.Node.(*image.Machine); ok && len(m.Policies) == 0 {
+		closeUpdater()
+		return nil, nil, image.ErrNoNode
+	}
+	return u, closeUpdater, nil
+}
+
+// images returns the updater of this machine's images, with or without slots, as the loaded configuration says.
+func (n *Node) images() (*image.Updater, func(), error) {
+	if n.openImages != nil {
+		return n.openImages()
+	}
 	engine, err := docker.New(n.Config.Docker.Socket)
 	if err != nil {
 		return nil, nil, err
 	}
 	machine, err := image.OpenMachine()
-	if err == nil && len(machine.Policies) == 0 {
-		err = image.ErrNoNode
-	}
 	if err != nil {
 		_ = engine.Close()
 		return nil, nil, err

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/machine/installer"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
@@ -25,6 +26,7 @@ type InstallOptions struct {
 	Env         func(string) string // the environment's variables
 	Token       string              // "" to look elsewhere
 	AgentBinary string              // "" for the agent that is there, or else a release
+	Bundle      *Bundle             // with an agent and an image to use; nil for none
 	Packages    bool                // install what is missing
 	Adopt       bool                // replace files that kbnode did not write
 	Yes         bool                // and do not ask before that
@@ -52,9 +54,10 @@ type UI interface {
 	// ShowPlan shows what of the machine the slots take.
 	ShowPlan(p *plan.Plan, changes []reconcile.Change)
 
-	// ShowChange and ShowAgents show how far the work is, until EndProgress.
+	// ShowChange, ShowAgents and ShowImage show how far the work is, until EndProgress.
 	ShowChange(c reconcile.Change)
 	ShowAgents(registered, total int)
+	ShowImage(p image.Progress)
 	EndProgress()
 }
 
@@ -76,6 +79,8 @@ type Report struct {
 	Changes    []reconcile.Change // that were to be made; a dry run stops here
 	Result     reconcile.Result
 	WroteToken bool
+	Brings     []string       // what a bundle would change; only of a dry run
+	Image      *image.Result  // of a bundle's; nil if there is none
 	Health     *doctor.Report // nil if the node was not checked
 }
 
@@ -110,9 +115,9 @@ func (n *Node) InstallOn(ctx context.Context, host *reconcile.Host, o InstallOpt
 	i := &installation{InstallOptions: o, n: n, host: host, ui: ui}
 	defer i.unlock()
 	// Everything that can be refused is refused before anything is written.
-	err := inOrder(ctx, i.ask, i.lock, i.load, i.read, i.addPackages, i.checkMachine, i.makePlan, i.checkToken, i.compare)
+	err := inOrder(ctx, i.ask, i.checkBundle, i.lock, i.load, i.read, i.addPackages, i.checkMachine, i.checkRoom, i.makePlan, i.checkToken, i.compare, i.bundleChanges)
 	if err == nil && !o.DryRun {
-		err = inOrder(ctx, i.confirm, i.addAgent, i.write, i.awaitAgents, i.checkNode)
+		err = inOrder(ctx, i.confirm, i.addAgent, i.holdSlots, i.write, i.awaitAgents, i.addImage, i.checkNode)
 	}
 	i.Plan = n.Plan
 	return i.Report, err
@@ -142,6 +147,7 @@ type installation struct {
 	flags        []string // that would have made the questions needless
 	tokenChecked bool     // Buildkite was asked about the token
 	newPackages  bool     // packages were installed
+	noImage      bool     // jobs have none yet
 }
 
 func (i *installation) lock(ctx context.Context) (err error) {
@@ -166,8 +172,8 @@ func (i *installation) read(ctx context.Context) error {
 
 // makePlan plans the machine as it was read, with slots of what exists now.
 func (i *installation) makePlan(context.Context) error {
-	if i.AgentBinary != "" && i.n.Inventory.WhyUnread(inventory.SubjectAgent) != "" {
-		i.n.Inventory.Software.Agent = inventory.Agent{} // AgentBinary replaces it
+	if (i.AgentBinary != "" || i.Bundle != nil) && i.n.Inventory.WhyUnread(inventory.SubjectAgent) != "" {
+		i.n.Inventory.Software.Agent = inventory.Agent{} // it is replaced
 	}
 	i.n.Reshape = true
 	return i.n.MakePlan()
@@ -269,7 +275,16 @@ func (i *installation) compare(ctx context.Context) (err error) {
 
 // addAgent makes sure that there is a buildkite-agent, and plans with it.
 func (i *installation) addAgent(ctx context.Context) error {
-	fetched, err := i.n.installAgent(ctx, i.host, i.AgentBinary)
+	binary := i.AgentBinary
+	if i.Bundle != nil && (i.n.Inventory.Software.Agent.Path == "" || i.n.agentVersion() != i.Bundle.Agent.Version) {
+		program, remove, err := i.n.UnpackAgent(ctx, i.Bundle)
+		if err != nil {
+			return err
+		}
+		defer remove()
+		binary = program
+	}
+	fetched, err := i.n.installAgent(ctx, i.host, binary)
 	if err == nil && fetched {
 		i.state, i.Changes, err = i.n.Compare(ctx, i.host)
 	}

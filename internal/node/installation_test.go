@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
@@ -69,7 +70,12 @@ func (s *screen) ShowChange(reconcile.Change) {
 	}
 }
 func (s *screen) ShowAgents(registered, total int) { s.see("%d of %d registered", registered, total) }
-func (s *screen) EndProgress()                     {}
+func (s *screen) ShowImage(p image.Progress) {
+	if p.Layer == "" {
+		s.see("%s", p.Status)
+	}
+}
+func (s *screen) EndProgress() {}
 
 // bareMachine returns a machine of one GPU that is no node, with a systemd whose agents register at once.
 func bareMachine(t *testing.T) (*reconcile.Host, *systemdtest.Systemd) {

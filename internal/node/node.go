@@ -52,6 +52,8 @@ type Node struct {
 	absent  bool          // there is no configuration file
 	managed bool          // the configuration file is kbnode's own, or there is none
 	rewrite bool          // the file is missing, or lacks something that was asked for
+
+	openImages func() (*image.Updater, func(), error) // instead of this machine's engine, in tests
 }
 
 // Live reports whether this is the machine that kbnode runs on.

@@ -164,12 +164,13 @@ func unpackAgent(r io.Reader, dest string, mode fs.FileMode) error {
 			if h.Size > maxArchive {
 				return fmt.Errorf("unpack agent archive: %s is larger than %d bytes", h.Name, maxArchive)
 			}
-			return writeProgram(tr, dest, mode)
+			return Write(dest, mode, tr)
 		}
 	}
 }
 
-func writeProgram(r io.Reader, dest string, mode fs.FileMode) error {
+// Write atomically puts a program at a path.
+func Write(dest string, mode fs.FileMode, r io.Reader) error {
 	err := os.MkdirAll(filepath.Dir(dest), 0o755) //nolint:gosec // programs are world-readable
 	if err != nil {
 		return fmt.Errorf("install agent: %w", err)
@@ -198,5 +199,5 @@ func Copy(dest string, mode fs.FileMode, from string) error {
 	if fi, err := src.Stat(); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
 		return fmt.Errorf("%s is not an executable file; pass the buildkite-agent binary itself with --agent-binary", from)
 	}
-	return writeProgram(src, dest, mode)
+	return Write(dest, mode, src)
 }
