@@ -252,6 +252,15 @@ func (m *Machine) Reboot() {
 	m.back(m.VM.Reboot)
 }
 
+// RebootsBy runs a script after which the guest reboots by itself, and waits until it is up again.
+func (m *Machine) RebootsBy(script string) {
+	m.t.Helper()
+	m.back(func(ctx context.Context) error {
+		m.Sh(script)
+		return m.VM.comeBack(ctx)
+	})
+}
+
 // Reset cuts the power and waits until the guest is up again: nothing in it
 // gets to finish or to write what it holds in memory.
 func (m *Machine) Reset() {

@@ -89,7 +89,8 @@ func qemuArgs(fw firmware, mem memory, disk, extra string) []string {
 				gpu, node, position, 1+gpu, 1+gpu),
 			"-device", fmt.Sprintf("pci-testdev,bus=port%d", gpu))
 	}
-	return args
+	// The place of a network card, which Join plugs.
+	return append(args, "-device", fmt.Sprintf("pcie-root-port,id=%s,bus=pcie.0,chassis=%d,slot=%d", cablePort, 1+GPUs, 1+GPUs))
 }
 
 // VM is one running machine.
