@@ -61,7 +61,7 @@ func TestCached(t *testing.T) {
 	}
 	must.Contain(t, submits(1, "--priority", "5").out, "cached: build 1")
 
-	// Other modes are never, whoever names them.
+	// Other modes are never.
 	ranked := must.Write(t, t.TempDir(), "payload.json", `{"lang":"py","main":"a.py","sources":{"a.py":""},"mode":"test","benchmarks":[{}],"mode":"leaderboard"}`)
 	if got := kbnode(t, "submit", "--queue", "b200", "--inline-steps", "--cached", "--payload", ranked); got.code != 2 || !strings.Contains(got.err, "--cached answers only mode test: mode leaderboard") {
 		t.Errorf("%+v", got)

@@ -86,7 +86,7 @@ func TestReturnGPUs(t *testing.T) {
 	must.Contain(t, must.Read(t, filepath.Join(n.Root, "run/kbnode/returned.json")), "GPU-x")
 }
 
-// TestResumeWithoutProof returns a GPU without the evaluation that it owes, but not one that was mended, and of a slot with both
+// TestResumeWithoutProof returns a GPU without the evaluation that it owes, but not one that was repaired, and of a slot with both
 // verdicts only the one that failed too often.
 func TestResumeWithoutProof(t *testing.T) {
 	t.Parallel()

@@ -32,12 +32,12 @@ func (n *Node) ReportResets(ctx context.Context, host *reconcile.Host, selected 
 }
 
 // ReturnGPUs likewise tells the daemon that the slots' GPUs may take jobs despite their repeated faults, or else without the
-// evaluation that they owe; mended says that this one is to be tried again. It does nothing if that keeps none of the node's
+// evaluation that they owe; repaired says that this one is to be tried again. It does nothing if that keeps none of the node's
 // from jobs, for all slots together, or for one that an operator drained: then resume ends a repair, and which GPU may come
 // back is another decision.
-func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection, mended bool) error {
+func (n *Node) ReturnGPUs(ctx context.Context, host *reconcile.Host, selected Selection, repaired bool) error {
 	checks := []string{health.CheckRepeats, health.CheckProof}
-	if mended {
+	if repaired {
 		checks = checks[:1]
 	}
 	h, err := daemon.ReadHealth(n.Root)

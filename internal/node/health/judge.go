@@ -77,7 +77,7 @@ func (j *judge) reboot() {
 	}
 	for i, g := range j.s.GPUs {
 		j.s.GPUs[i] = gpu{ID: g.ID, PCI: g.PCI, Vendor: g.Vendor, Links: g.Links, record: g.record}
-		if g.Proof != nil { // what failed may be mended now
+		if g.Proof != nil { // what failed may be repaired now
 			j.s.GPUs[i].Proof = j.proofAfter(g.Proof.After, &j.s.GPUs[i])
 		}
 	}

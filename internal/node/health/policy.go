@@ -21,7 +21,7 @@ var counted = []string{checkRecovery, checkLost, checkXid, checkECC, checkRemap,
 // XidLink that are not fatal.
 var provoked = []int{108, 137}
 
-// faultAfter is how long readings must show a fault to count: for seconds, a GPU that is reset or divided anew looks lost.
+// faultAfter is how long readings must show a fault to count: for seconds, a GPU that is reset or divided again looks lost.
 const faultAfter = time.Minute
 
 // decide changes what follows from an Xid as the policy says. kept is false if no verdict follows.
