@@ -196,15 +196,22 @@ func joinNVML(t tree, report *nvml.Report, devices map[string]nvidiaDevice) ([]i
 
 // joinNameless returns the devices that no address in NVML's report is of. NVML numbers GPUs by address: if there are as
 // many entries without an address, they are the same GPUs in the same order. Else a device may be one that hangs, if there is any.
+// It numbers none that another driver has, or that its own excludes.
 func joinNameless(missing map[string]nvidiaDevice, nameless []unnamed) (gpus []inventory.GPU, problems []inventory.Problem) {
 	slices.SortFunc(nameless, func(a, b unnamed) int { return a.index - b.index })
 	lost := slices.SortedFunc(maps.Values(missing), func(a, b nvidiaDevice) int { return comparePCI(a.PCI, b.PCI) })
+	lost = slices.DeleteFunc(lost, func(d nvidiaDevice) bool {
+		g := d.gpu()
+		if g.Error != "" {
+			gpus = append(gpus, g)
+		}
+		return g.Error != ""
+	})
 	same := len(nameless) == len(lost)
 	hung := slices.ContainsFunc(nameless, func(n unnamed) bool { return n.broken == nil })
 	for i, d := range lost {
 		g := d.gpu()
 		switch {
-		case g.Error != "":
 		case same && nameless[i].broken != nil:
 			g = nvmlGPU(d, *nameless[i].broken)
 			g.Healthy = false

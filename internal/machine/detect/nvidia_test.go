@@ -325,7 +325,7 @@ func TestHungGPUs(t *testing.T) {
 		{"with its address, another is not listed", all, []nvml.GPU{read(0, a)}, []nvml.Hung{{Index: 1, PCI: b}}, "0 read, 1 unread, -1 broken", "gpu " + b},
 		{
 			"another has another driver", strings.Replace(all, "DRIVER=nvidia", "DRIVER=vfio-pci", 1), []nvml.GPU{read(1, c)}, []nvml.Hung{{Index: 0}},
-			"-1 broken, -1 unread, 1 read", "gpus, gpu " + b,
+			"-1 broken, 0 unread, 1 read", "gpu " + b,
 		},
 		{"no file has it", procDriver, []nvml.GPU{read(0, a)}, []nvml.Hung{{Index: 1}}, "0 read", "gpus"},
 		{"another vendor's address", procDriver, nil, []nvml.Hung{{Index: 0, PCI: a}}, "0 unread", "gpu " + a},
