@@ -119,7 +119,9 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	e.image(images)
 	e.mu.Unlock()
 	e.serve(s.Metrics.Listen)
-	e.keepFile(s.Metrics.Textfile)
+	if s.Plan != nil { // else it is not known yet which file is wanted; an old one shows its age
+		e.keepFile(s.Metrics.Textfile)
+	}
 }
 
 func (e *Exporter) pass(s daemon.Snapshot) {

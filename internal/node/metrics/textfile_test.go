@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -90,6 +91,21 @@ func TestTextfileFollowsTheConfiguration(t *testing.T) {
 	e.Close()
 	exists("/srv/other", false)
 	must.Equal(t, 0, log.count("level=WARN"))
+}
+
+// TestTextfileBeforeTheFirstPlan leaves the file of a daemon that was killed, as long as the configuration cannot be read.
+func TestTextfileBeforeTheFirstPlan(t *testing.T) {
+	t.Parallel()
+	e, _, s := exporting(t)
+	e.Publish(s)
+	before := must.Read(t, e.path("/srv/metrics"))
+	again := New(e.Options)
+	again.Publish(daemon.Snapshot{Whole: true, Err: errors.New("config.yaml: unknown key")})
+	must.Equal(t, before, must.Read(t, e.path("/srv/metrics")))
+	again.Publish(full()) // which wants none
+	if _, err := os.Lstat(e.path("/srv/metrics")); err == nil {
+		t.Error("it is left")
+	}
 }
 
 // TestTextfileFails says a fault once when it begins, and writes again when it is over. The old file stays meanwhile.
