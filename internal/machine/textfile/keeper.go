@@ -28,14 +28,17 @@ func ReadRecord(root string) ([]string, error) {
 		return nil, nil
 	}
 	var dirs []string
-	if err == nil {
-		err = json.Unmarshal(text, &dirs)
-	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", RecordPath, err)
 	}
+	if err := json.Unmarshal(text, &dirs); err != nil {
+		return nil, fmt.Errorf("read %s: %w: %w", RecordPath, errBroken, err)
+	}
 	return dirs, nil
 }
+
+// errBroken means that the record will not be of use later, either.
+var errBroken = errors.New("it is broken")
 
 // Keeper keeps the file in at most one directory.
 type Keeper struct {
@@ -52,21 +55,30 @@ func (k *Keeper) Keep(dir string, content []byte) error {
 	var errs []error
 	if !k.read {
 		dirs, err := ReadRecord(k.Root)
-		errs = append(errs, err) // once: if it is broken, a new one is written
-		k.dirs, k.recorded, k.read = dirs, dirs, true
+		errs = append(errs, err)
+		for _, d := range dirs {
+			if !slices.Contains(k.dirs, d) {
+				k.dirs = append(k.dirs, d)
+			}
+		}
+		// A broken one is written again. One that cannot be read now may name directories.
+		k.recorded, k.read = dirs, err == nil || errors.Is(err, errBroken)
 	}
 	k.dirs = slices.DeleteFunc(slices.Clone(k.dirs), func(old string) bool {
 		if old == dir {
 			return true
 		}
-		err := Remove(k.Root, old)
+		err := removeFrom(k.Root, old)
+		if errors.Is(err, errNone) {
+			return false // its file system may be mounted later, with the file
+		}
 		errs = append(errs, err)
 		return err == nil
 	})
 	if dir != "" {
 		k.dirs = append(k.dirs, dir)
 	}
-	if !slices.Equal(k.dirs, k.recorded) {
+	if k.read && !slices.Equal(k.dirs, k.recorded) {
 		errs = append(errs, k.record()) // first: who is killed now leaves no file that no one knows of
 	}
 	if dir != "" {

@@ -23,8 +23,8 @@ const (
 	tempName = ".kbnode.prom.new" // until it is complete
 	// callTime bounds what is done in the directory, whose file system may hang.
 	callTime = 10 * time.Second
-	// maxAge is how old the file is at most while the daemon writes it. A pass of it may take long.
-	maxAge = 5 * time.Minute
+	// maxAge is how old the file is at most while the daemon writes it. A pass of it may take 10 minutes.
+	maxAge = 15 * time.Minute
 )
 
 // Write replaces the file in a directory below root, in one step. A crash of the machine may leave it empty until the
@@ -62,8 +62,17 @@ func Write(root, dir string, content []byte) error {
 
 // Remove removes the file from a directory below root. It is no error if there is none.
 func Remove(root, dir string) error {
+	err := removeFrom(root, dir)
+	if errors.Is(err, errNone) {
+		return nil
+	}
+	return err
+}
+
+// removeFrom is like Remove, but returns errNone if there is no directory.
+func removeFrom(root, dir string) error {
 	err := withDir(root, dir, func(at int) error { return errors.Join(remove(at, tempName), remove(at, Name)) })
-	if err != nil && !errors.Is(err, errNone) {
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", filepath.Join(dir, Name), err)
 	}
 	return nil

@@ -139,8 +139,9 @@ func TestCheck(t *testing.T) {
 	}{
 		"fresh":                         {minute, time.Hour, ""},
 		"from the future":               {-time.Hour, time.Hour, ""},
-		"old":                           {11 * minute, time.Hour, "/srv/metrics/kbnode.prom is from 2026-11-21T11:49:00Z; see sudo journalctl -u kbnode"},
-		"of the daemon before":          {11 * minute, minute, ""},
+		"a long pass":                   {14 * minute, time.Hour, ""},
+		"old":                           {16 * minute, time.Hour, "/srv/metrics/kbnode.prom is from 2026-11-21T11:44:00Z; see sudo journalctl -u kbnode"},
+		"of the daemon before":          {16 * minute, minute, ""},
 		"missing":                       {0, time.Hour, "/srv/metrics/kbnode.prom is missing; see sudo journalctl -u kbnode"},
 		"missing, the daemon is new":    {0, minute, ""},
 		"missing, its start is unknown": {0, now.Sub(time.Time{}), "is missing"},
@@ -215,6 +216,25 @@ func TestKeeper(t *testing.T) {
 	must.Do(t, os.RemoveAll(p.root+"/srv/c"))
 	keep(k, "/srv/c", "there is no such directory")
 	keep(k, "", "")
+
+	// Its file system may only not be mounted, with the file on it.
+	must.Equal(t, `["/srv/c"]`+"\n", must.Read(t, record))
+	must.Write(t, p.root, "/srv/c/"+Name, text)
+	k = &Keeper{Root: p.root}
+	keep(k, "", "")
+	must.Equal(t, "", p.names(filepath.Dir(record)))
+
+	// A record that cannot be read is not replaced, and read later.
+	must.Do(t, os.WriteFile(record, []byte(`["/srv/b"]`), 0o600))
+	must.Write(t, p.root, "/srv/b/"+Name, text)
+	must.Do(t, os.Rename(record, record+".real"))
+	must.Do(t, os.Mkdir(record, 0o755))
+	k = &Keeper{Root: p.root}
+	keep(k, "/srv/a", "read /var/lib/kbnode/textfile.json: ", "/srv/a", "/srv/b")
+	must.Do(t, os.Remove(record))
+	must.Do(t, os.Rename(record+".real", record))
+	keep(k, "/srv/a", "", "/srv/a")
+	must.Equal(t, `["/srv/a"]`+"\n", must.Read(t, record))
 
 	// A broken record is said once, and written again.
 	must.Do(t, os.WriteFile(record, []byte("[\x00"), 0o600))
