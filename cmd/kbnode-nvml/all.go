@@ -30,7 +30,11 @@ func all(args []string) int {
 	held.wait(start)
 	r := &report.Report{Schema: report.Schema, GPUs: []report.GPU{}}
 	if initialize(r) {
-		defer func() { _ = nvml.Shutdown() }() // the process ends anyway
+		// Who hangs when the GPUs are closed, here or as the process ends, keeps others from joining it.
+		defer func() {
+			held.wait(start)
+			_ = nvml.Shutdown() // the process ends anyway
+		}()
 		machine(r)
 	}
 	held.unlock(start)
@@ -78,10 +82,10 @@ func machine(r *report.Report) {
 	}
 }
 
-// start is the index of what is asked before any GPU.
+// start is the index of what is asked before any GPU, and after all.
 const start = -1
 
-// locker locks a byte of a file for each GPU that it asks for, and one while NVML starts. A
+// locker locks a byte of a file for each GPU that it asks for, and one while NVML starts or ends. A
 // process that hangs in the driver cannot be killed and keeps its lock, and no other one
 // hangs beside it.
 type locker struct{ used bool }

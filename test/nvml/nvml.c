@@ -216,7 +216,12 @@ CALL nvmlInit_v2(void)
 }
 
 CALL nvmlInitWithFlags(unsigned int flags) { (void)flags; return nvmlInit_v2(); }
-CALL nvmlShutdown(void) { ready = 0; return NVML_SUCCESS; }
+CALL nvmlShutdown(void)
+{
+	broken(-1, "nvmlShutdown");
+	ready = 0;
+	return NVML_SUCCESS;
+}
 
 const char DECLDIR *nvmlErrorString(nvmlReturn_t code)
 {

@@ -36,6 +36,11 @@ var ErrNotEmbedded = errors.New("this kbnode was built without the NVML probe")
 // ErrNoLoader means that the machine has no glibc, which NVML itself needs.
 var ErrNoLoader = errors.New("NVML is not available: this machine has no glibc loader (ld-linux)")
 
+var (
+	errCrashed = errors.New("the NVML probe crashed")
+	errReport  = errors.New("read NVML report") // its output is not as this kbnode expects
+)
+
 // Error is NVML's refusal to start.
 type Error struct {
 	Code   int    // of nvml.h
@@ -197,7 +202,7 @@ func (c *child) report(exit error) (*nvml.Report, error) {
 		return nil, fmt.Errorf("run the NVML probe: %w", exit)
 	}
 	if code != 0 && code != 3 {
-		return nil, fmt.Errorf("the NVML probe crashed: %s", c.lastWords(status))
+		return nil, fmt.Errorf("%w: %s", errCrashed, c.lastWords(status))
 	}
 	r, err := c.parse(c.stdout.bytes())
 	if err != nil {
@@ -226,14 +231,14 @@ func (c *child) lastWords(status *exec.ExitError) string {
 // Parse parses a report, from a probe or from a captured machine.
 func Parse(data []byte) (*nvml.Report, error) {
 	if len(data) > maxOutput {
-		return nil, fmt.Errorf("read NVML report: more than %d bytes", maxOutput)
+		return nil, fmt.Errorf("%w: more than %d bytes", errReport, maxOutput)
 	}
 	var r nvml.Report
 	if err := json.Unmarshal(data, &r); err != nil {
-		return nil, fmt.Errorf("read NVML report: %w", err)
+		return nil, fmt.Errorf("%w: %w", errReport, err)
 	}
 	if r.Schema != nvml.Schema {
-		return nil, fmt.Errorf("read NVML report: it has schema %d, but this kbnode reads %d", r.Schema, nvml.Schema)
+		return nil, fmt.Errorf("%w: it has schema %d, but this kbnode reads %d", errReport, r.Schema, nvml.Schema)
 	}
 	return &r, nil
 }

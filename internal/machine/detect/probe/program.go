@@ -93,26 +93,43 @@ func lockName(gpu string) string {
 	return "nvml-" + strings.ReplaceAll(gpu, "/", "_") + ".lock"
 }
 
-// running holds a token while this process runs a probe.
-var running = make(chan struct{}, 1)
+// running holds a token of each lock while this process runs the probe that has it. One of a GPU that cannot be killed
+// must not keep others from being read.
+var running struct {
+	sync.Mutex
+	tokens map[string]chan struct{} // by the lock's path
+}
+
+func tokenOf(lockPath string) chan struct{} {
+	running.Lock()
+	defer running.Unlock()
+	if running.tokens == nil {
+		running.tokens = map[string]chan struct{}{}
+	}
+	if running.tokens[lockPath] == nil {
+		running.tokens[lockPath] = make(chan struct{}, 1)
+	}
+	return running.tokens[lockPath]
+}
 
 // acquire waits for its turn to run a probe. The lock file also excludes other kbnode processes.
 func acquire(ctx context.Context, lockPath string) (release func(), lock *os.File, err error) {
 	busy := func() error {
 		return fmt.Errorf("another NVML probe is still running; a GPU may be hung in the driver: %w", ctx.Err())
 	}
+	token := tokenOf(lockPath)
 	select {
-	case running <- struct{}{}:
+	case token <- struct{}{}:
 	case <-ctx.Done():
 		return nil, nil, busy()
 	}
 	for {
 		lock, held := tryLock(lockPath)
 		if !held {
-			return func() { _ = lock.Close(); <-running }, lock, nil // closing no file does no harm
+			return func() { _ = lock.Close(); <-token }, lock, nil // closing no file does no harm
 		}
 		if limit.Sleep(ctx, 50*time.Millisecond) != nil {
-			<-running
+			<-token
 			return nil, nil, busy()
 		}
 	}

@@ -131,6 +131,23 @@ func TestLock(t *testing.T) {
 	}
 }
 
+// TestStuckSetting has a probe of one GPU that cannot be killed. All GPUs are read nevertheless, and others asked for.
+func TestStuckSetting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	release, _, err := acquire(t.Context(), filepath.Join(dir, lockName("GPU-3")))
+	must.Do(t, err)
+	defer release()
+	path := script(t, "echo '"+empty+"'")
+	for _, gpu := range []string{"", "GPU-2"} {
+		if _, err := Run(t.Context(), Options{Path: path, Timeout: must.Patience, runDir: dir, GPU: gpu}); err != nil {
+			t.Errorf("about %q: %v", gpu, err)
+		}
+	}
+	_, err = Run(t.Context(), Options{Path: path, Timeout: 200 * time.Millisecond, runDir: dir, GPU: "GPU-3"})
+	must.Err(t, err, "another NVML probe is still running")
+}
+
 // A probe inherits the GPUs' locks and nothing else: programs that the driver's library starts
 // would inherit it too.
 func TestInheritsNothing(t *testing.T) {

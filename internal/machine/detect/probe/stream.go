@@ -109,7 +109,7 @@ func (s *sampler) why() error {
 	case exit := <-s.exited:
 		close(s.exited) // end need not wait
 		if status, ok := errors.AsType[*exec.ExitError](exit); ok {
-			return fmt.Errorf("the NVML probe crashed: %s", s.lastWords(status))
+			return fmt.Errorf("%w: %s", errCrashed, s.lastWords(status))
 		}
 		if exit != nil {
 			return fmt.Errorf("run the NVML probe: %w", exit)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -27,7 +28,7 @@ const (
 	locksName = "nvml-gpus.lock"
 )
 
-// sweep reads all GPUs. It kills a probe that hangs on one, and another reads those behind it. GPUs that hung before are
+// sweep reads all GPUs. It kills a probe that hangs on one, and another reads those behind it, as when one crashes. GPUs that hung before are
 // not waited for: Silence asks them afterward, as they may keep others from the driver.
 func sweep(ctx context.Context, opts Options) (*nvml.Report, error) {
 	opts.patience = cmp.Or(opts.patience, patience)
@@ -41,6 +42,7 @@ func sweep(ctx context.Context, opts Options) (*nvml.Report, error) {
 	hung, count := opts.Silence.recall()
 	defer opts.Silence.ask(opts, slices.Collect(maps.Keys(hung)))
 	var last *nvml.Report
+	var crash error // of a probe, on a GPU
 	gpus := map[int]nvml.GPU{}
 	for {
 		known := slices.Collect(maps.Keys(gpus))
@@ -48,8 +50,10 @@ func sweep(ctx context.Context, opts Options) (*nvml.Report, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("read the GPUs: %w", ctx.Err())
+		case r != nil && errors.Is(err, errCrashed):
+			crash = err
 		case err != nil && last != nil: // the hanging GPU may keep all others from the driver
-			return sum(last, gpus, hung)
+			return sum(last, gpus, hung, crash)
 		case err != nil:
 			return r, err
 		}
@@ -70,17 +74,19 @@ func sweep(ctx context.Context, opts Options) (*nvml.Report, error) {
 			hung[h.Index] = h
 		}
 		late := within.Err() != nil
-		if !late { // else it may have been slow
+		if !late && err == nil { // else it may have been slow; and who crashes is not waited for
 			opts.Silence.add(count, r.Hung)
 		}
-		if ended || late || len(gpus)+len(hung) == before {
-			return sum(r, gpus, hung)
+		// It may have hung behind the last GPU.
+		if all := len(gpus) + len(hung); ended || late || all == before || all >= count {
+			return sum(r, gpus, hung, crash)
 		}
 	}
 }
 
-// sum makes the report about all GPUs. Those that no time was left for count as hung.
-func sum(r *nvml.Report, gpus map[int]nvml.GPU, hung map[int]nvml.Hung) (*nvml.Report, error) {
+// sum makes the report about all GPUs. Those that no time was left for count as hung. If no GPU was read, crash says why,
+// unless it is nil.
+func sum(r *nvml.Report, gpus map[int]nvml.GPU, hung map[int]nvml.Hung, crash error) (*nvml.Report, error) {
 	all := *r
 	all.GPUs, all.Hung, all.Count = []nvml.GPU{}, nil, 0
 	for i := range r.Count {
@@ -91,13 +97,13 @@ func sum(r *nvml.Report, gpus map[int]nvml.GPU, hung map[int]nvml.Hung) (*nvml.R
 		}
 	}
 	if len(all.GPUs) == 0 && len(all.Hung) > 0 {
-		return nil, fmt.Errorf("NVML does not answer for any GPU: %w", context.DeadlineExceeded)
+		return nil, cmp.Or(crash, fmt.Errorf("NVML does not answer for any GPU: %w", context.DeadlineExceeded))
 	}
 	return &all, nil
 }
 
 // round runs one probe of several GPUs. ended is false if it had to be killed: then the report ends with the GPU that it
-// hung on. An error means that it did not even begin with one.
+// hung on. An error means that it did not even begin with one, or, with a report, that it crashed: on the last GPU of that.
 func round(ctx context.Context, opts Options, args ...string) (r *nvml.Report, ended bool, err error) {
 	locks, err := os.OpenFile(filepath.Join(opts.runDir, locksName), os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
 	if err == nil { // as in tryLock, there may be none
@@ -121,6 +127,11 @@ func round(ctx context.Context, opts Options, args ...string) (r *nvml.Report, e
 		select {
 		case exit := <-c.exited:
 			r, err := c.report(exit)
+			if errors.Is(err, errCrashed) {
+				if part, failed := parseLines(c.stdout.bytes()); failed == nil && len(part.GPUs)+len(part.Hung) > 0 {
+					return part, false, err
+				}
+			}
 			return r, true, err
 		case <-c.stdout.more:
 			timer.Reset(opts.patience)
@@ -155,7 +166,7 @@ func parseLines(data []byte) (*nvml.Report, error) {
 		return nil, err
 	}
 	if r.Count > maxGPUs {
-		return nil, fmt.Errorf("read NVML report: it is about %d GPUs", r.Count)
+		return nil, fmt.Errorf("%w: it is about %d GPUs", errReport, r.Count)
 	}
 	for text := range bytes.Lines(rest) {
 		if !bytes.HasSuffix(text, []byte("\n")) {
@@ -163,7 +174,7 @@ func parseLines(data []byte) (*nvml.Report, error) {
 		}
 		var line nvml.Line
 		if err := json.Unmarshal(text, &line); err != nil {
-			return nil, fmt.Errorf("read NVML report: %w", err)
+			return nil, fmt.Errorf("%w: %w", errReport, err)
 		}
 		index := -1
 		switch {
@@ -173,7 +184,7 @@ func parseLines(data []byte) (*nvml.Report, error) {
 			index = line.GPU.Index
 		}
 		if index < 0 || index >= r.Count {
-			return nil, fmt.Errorf("read NVML report: it is about GPU %d of %d", index, r.Count)
+			return nil, fmt.Errorf("%w: it is about GPU %d of %d", errReport, index, r.Count)
 		}
 		r.Hung = slices.DeleteFunc(r.Hung, func(h nvml.Hung) bool { return h.Index == index })
 		if line.GPU != nil {

@@ -1,10 +1,12 @@
 package probe
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -173,6 +175,89 @@ func TestStuckProbe(t *testing.T) {
 	report, err := Run(t.Context(), opts)
 	must.Do(t, err)
 	must.Equal(t, 8, len(report.GPUs))
+}
+
+// TestCrashingGPU crashes on a GPU: the others are read. That is no silence, as no one has to wait for it.
+func TestCrashingGPU(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		crash, end string // commands while GPU $i is read, and behind the last
+		want, err  string
+	}{
+		"the first":      {"[ $i != 0 ] || kill -SEGV $$", "", "[1 2] [{0 }]", ""},
+		"the second":     {"[ $i != 1 ] || kill -SEGV $$", "", "[0 2] [{1 }]", ""},
+		"two":            {"[ $i = 1 ] || exit 127", "", "[1] [{0 } {2 }]", ""},
+		"behind them":    {"", "kill -SEGV $$", "[0 1 2] []", ""},
+		"on each":        {"kill -SEGV $$", "", "", "the NVML probe crashed: signal: segmentation fault"},
+		"before the end": {"[ $i != 1 ] || kill -SEGV $$", "exit 5", "[0 2] [{1 }]", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			opts := Options{Timeout: must.Patience, runDir: t.TempDir(), Silence: &Silence{}}
+			opts.Path = script(t, `echo '{"schema":1,"ok":true,"count":3,"gpus":[]}'
+for i in 0 1 2; do
+	case ,$3, in *,$i,*) continue ;; esac
+	echo "{\"begun\":{\"index\":$i}}"
+	`+row.crash+`
+	echo "{\"gpu\":{\"index\":$i}}"
+done
+`+row.end)
+			for range 2 {
+				r, err := Run(t.Context(), opts)
+				must.Err(t, err, row.err)
+				if errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("a crash passes for a hang: %v", err)
+				}
+				if err == nil {
+					must.Equal(t, row.want, fmt.Sprint(indices(r), " ", r.Hung))
+				}
+			}
+			must.Equal(t, 0, len(opts.Silence.hung))
+		})
+	}
+}
+
+// TestHangingEnd hangs as NVML ends, when all GPUs were read. One probe does that, and while it does, no other one joins it.
+func TestHangingEnd(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	opts := r.impatient(t, "hang.nvmlShutdown = 3600")
+	starts := filepath.Join(t.TempDir(), "starts")
+	opts.Path = script(t, "echo >>"+starts+"; exec "+r.probe+` "$@"`)
+	report, err := Run(t.Context(), opts)
+	must.Do(t, err)
+	must.Equal(t, 8, len(report.GPUs))
+	must.Equal(t, "\n", must.Read(t, starts))
+
+	locks, err := os.OpenFile(filepath.Join(opts.runDir, locksName), os.O_CREATE|os.O_RDWR, 0o600)
+	must.Do(t, err)
+	defer locks.Close() //nolint:errcheck // only locked
+	stuck := exec.CommandContext(t.Context(), r.probe, "all", "--locks")
+	stuck.Env, stuck.ExtraFiles = opts.Env, []*os.File{locks}
+	stdout, err := stuck.StdoutPipe()
+	must.Do(t, err)
+	must.Do(t, stuck.Start())
+	for lines := bufio.NewReader(stdout); ; {
+		line, err := lines.ReadString('\n')
+		must.Do(t, err)
+		if strings.HasPrefix(line, `{"gpu":{"index":7`) {
+			break
+		}
+	}
+	other, err := os.OpenFile(locks.Name(), os.O_RDWR, 0)
+	must.Do(t, err)
+	defer other.Close() //nolint:errcheck // only locked
+	must.Until(t, "the lock", func() bool {
+		at := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
+		must.Do(t, unix.FcntlFlock(other.Fd(), unix.F_OFD_GETLK, &at))
+		return at.Type != unix.F_UNLCK
+	})
+	opts.Timeout = 500 * time.Millisecond
+	if _, err := Run(t.Context(), opts); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	_ = stuck.Process.Kill()
+	_ = stuck.Wait()
 }
 
 // TestLines parses what probes print, to the end or not.
