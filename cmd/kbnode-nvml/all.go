@@ -65,6 +65,20 @@ func all(args []string) int {
 	return 0
 }
 
+// whole prints one report about all GPUs. Versions of kbnode that do not know `all` read it.
+func whole() int {
+	r := &report.Report{Schema: report.Schema, GPUs: []report.GPU{}}
+	if initialize(r) {
+		defer func() { _ = nvml.Shutdown() }() // the process ends anyway
+		machine(r)
+		for i := range r.Count {
+			r.GPUs = append(r.GPUs, readGPU(i, func(string) {}))
+		}
+		r.Count = 0 // no lines follow
+	}
+	return show(r)
+}
+
 // machine reads what concerns no single GPU.
 func machine(r *report.Report) {
 	count, ret := nvml.DeviceGetCount()

@@ -1,8 +1,8 @@
 //go:build cgo && linux
 
-// Command kbnode-nvml prints NVML's report about this machine's GPUs as JSON and exits: a line
-// about the machine, and lines about each GPU as it reads them (report.Line). It changes
-// nothing and keeps no handle: an open one blocks driver upgrades and GPU resets. With the
+// Command kbnode-nvml prints NVML's report about this machine's GPUs as JSON and exits. With
+// `all` that is a line about the machine, and lines about each GPU as it reads them
+// (report.Line). It changes nothing and keeps no handle: an open one blocks driver upgrades and GPU resets. With the
 // UUID of a GPU as its argument it reads only what uses that GPU.
 // `kbnode-nvml sample` and `set` are the exceptions: the first samples one GPU while its
 // input is open, the second changes one setting of one GPU.
@@ -30,7 +30,7 @@ func main() {
 	args := os.Args[1:]
 	switch {
 	case len(args) == 0:
-		os.Exit(all(nil))
+		os.Exit(whole())
 	case args[0] == "all":
 		os.Exit(all(args[1:]))
 	case args[0] == "sample":

@@ -70,6 +70,7 @@ type Options struct {
 	Silence  *Silence      // of what Run read before; nil remembers nothing
 	set      []string      // change a setting instead: the arguments of kbnode-nvml set
 	runDir   string        // "" means /run/kbnode; for tests
+	source   *source       // nil means standard; for tests
 	patience time.Duration // 0 means 10 s; for tests
 }
 
@@ -123,7 +124,7 @@ func (c *child) start(opts Options, lock *os.File, command func(path string) *ex
 	path := opts.Path
 	if path == "" {
 		var err error
-		if path, err = program(installedPath); err != nil {
+		if path, err = cmp.Or(opts.source, standard).path(); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -19,27 +20,42 @@ import (
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
-const (
-	runDir = "/run/kbnode"
-	// installedPath is the file of packages, which hosts with SELinux or fapolicyd allow to run.
-	installedPath = "/usr/libexec/kbnode/kbnode-nvml"
-)
+const runDir = "/run/kbnode"
 
-// memory is the probe in an anonymous file. It is kept, since unpacking takes longer than
-// most answers.
-var memory = sync.OnceValues(func() (*os.File, error) { return inMemory(unpackEmbedded) })
+// source is where the probe comes from.
+type source struct {
+	installed string                   // the file of packages, which hosts with SELinux or fapolicyd allow to run
+	embedded  func() (*os.File, error) // an anonymous file, which needs no disk and works with noexec mounts
+	other     atomic.Bool              // what is installed is of another version, and its output cannot be read
+}
 
-// program returns what to execute: the file that a package installed, or else an anonymous
-// one, which needs no disk and works with noexec mounts.
-func program(installed string) (string, error) {
-	if _, err := os.Stat(installed); err == nil {
-		return installed, nil
+// standard keeps the anonymous file, since unpacking takes longer than most answers.
+var standard = &source{
+	installed: "/usr/libexec/kbnode/kbnode-nvml",
+	embedded:  sync.OnceValues(func() (*os.File, error) { return inMemory(unpackEmbedded) }),
+}
+
+// path returns what to execute.
+func (s *source) path() (string, error) {
+	if !s.other.Load() {
+		if _, err := os.Stat(s.installed); err == nil {
+			return s.installed, nil
+		}
 	}
-	f, err := memory()
+	f, err := s.embedded()
 	if err != nil {
 		return "", err
 	}
 	return pathOf(f), nil
+}
+
+// refuse makes path return the embedded probe: a kbnode in /usr/local/bin may run beside the package of another version. It
+// returns false if there is no embedded probe, or if path returns it already.
+func (s *source) refuse() bool {
+	if _, err := s.embedded(); err != nil {
+		return false
+	}
+	return !s.other.Swap(true)
 }
 
 // pathOf returns the path of an open file. It is not below /proc/self: before it executes, the child puts

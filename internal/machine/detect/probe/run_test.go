@@ -219,16 +219,54 @@ func TestInMemory(t *testing.T) {
 func TestProgram(t *testing.T) {
 	t.Parallel()
 	installed := script(t, "")
-	if path, err := program(installed); err != nil || path != installed {
+	if path, err := (&source{installed: installed}).path(); err != nil || path != installed {
 		t.Errorf("installed: %s, %v", path, err)
 	}
-	path, err := program("/not/there")
+	path, err := (&source{installed: "/not/there", embedded: standard.embedded}).path()
 	if errors.Is(err, ErrNotEmbedded) {
 		return
 	}
 	must.Do(t, err)
 	if text := must.Read(t, path); !strings.HasPrefix(text, "\x7fELF") {
 		t.Error("the embedded probe is no program")
+	}
+}
+
+// TestOtherVersion has the package of another version beside this kbnode, whose probe prints something else.
+func TestOtherVersion(t *testing.T) {
+	t.Parallel()
+	starts := filepath.Join(t.TempDir(), "starts")
+	installed := script(t, "echo >>"+starts+`; printf '{\n  "schema": 1,\n  "ok": true,\n  "gpus": []\n}\n'`)
+	s := &source{installed: installed, embedded: func() (*os.File, error) { return nil, ErrNotEmbedded }}
+	opts := Options{source: s, Timeout: must.Patience, runDir: t.TempDir()}
+	_, err := Run(t.Context(), opts)
+	must.Err(t, err, "read NVML report: unexpected end of JSON input")
+	s.embedded = sync.OnceValues(func() (*os.File, error) { return inMemory(unpacked([]byte("#!/bin/sh\necho '" + empty + "'"))) })
+	for range 2 {
+		_, err = Run(t.Context(), opts)
+		must.Do(t, err)
+	}
+	must.Equal(t, "\n\n", must.Read(t, starts)) // it is not tried again
+
+	s.embedded = sync.OnceValues(func() (*os.File, error) { return inMemory(unpacked([]byte("#!/bin/sh\necho oops"))) })
+	s.other.Store(false)
+	_, err = Run(t.Context(), opts)
+	must.Err(t, err, "read NVML report: invalid character")
+}
+
+// TestDocument runs the probe as versions of kbnode do that want one document about all GPUs.
+func TestDocument(t *testing.T) {
+	t.Parallel()
+	r := needRig(t)
+	cmd := exec.CommandContext(t.Context(), r.probe)
+	cmd.Env = r.options(t, "driver", "count = 3").Env
+	text, err := cmd.Output()
+	must.Do(t, err)
+	report, err := Parse(text)
+	must.Do(t, err)
+	must.Equal(t, []int{0, 1, 2}, indices(report))
+	if !report.OK || report.Count != 0 || report.GPUs[2].UUID == "" {
+		t.Errorf("%+v", report)
 	}
 }
 

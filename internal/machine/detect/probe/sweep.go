@@ -50,6 +50,8 @@ func sweep(ctx context.Context, opts Options) (*nvml.Report, error) {
 		switch {
 		case ctx.Err() != nil:
 			return nil, fmt.Errorf("read the GPUs: %w", ctx.Err())
+		case opts.Path == "" && errors.Is(err, errReport) && cmp.Or(opts.source, standard).refuse():
+			continue
 		case r != nil && errors.Is(err, errCrashed):
 			crash = err
 		case err != nil && last != nil: // the hanging GPU may keep all others from the driver
