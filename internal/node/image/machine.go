@@ -101,10 +101,11 @@ func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary
 	return m.inProfiles(ctx, slot.policy, imageID, doc)
 }
 
-// inProfiles evaluates a payload in the strict profile, and if that fails in the slot's.
+// inProfiles evaluates a payload in the strict profile, and if that fails in the slot's. A wrong result has no second try, or a
+// GPU that errs now and then would have one.
 func (m *Machine) inProfiles(ctx context.Context, p plan.JobPolicy, imageID string, doc []byte) (Canary, error) {
 	strict, err := m.evaluate(ctx, p, imageID, config.ProfileStrict, doc)
-	if err != nil || strict.Passed || p.Profile == config.ProfileStrict {
+	if err != nil || strict.Passed || strict.Wrong || p.Profile == config.ProfileStrict {
 		return strict, err
 	}
 	c, err := m.evaluate(ctx, p, imageID, p.Profile, doc)
@@ -200,8 +201,10 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 			c.Reason = "it ran out of the slot's memory"
 		case end.ExitCode == 137:
 			return c, ErrKilled
+		case end.Lost != "": // not the image's fault, nor the GPU's
+			return c, errors.New(text.Line(end.Lost, maxReason))
 		default:
-			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, end.Lost, lastLine(string(bytes.TrimSpace(output)))))
+			c.Reason = fmt.Sprintf("it left no result and exited with %d: %s", end.ExitCode, cmp.Or(end.Reason, lastLine(string(bytes.TrimSpace(output)))))
 		}
 		c.Reason = text.Line(c.Reason, maxReason)
 		return c, nil
@@ -214,6 +217,8 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 		run = ev.Run
 	}
 	switch {
+	case !r.Success && strings.Contains(r.Error, wasEnded): // as by a restart of the engine
+		return c, ErrKilled
 	case !r.Success:
 		c.Reason = cmp.Or(r.Error, "the runner reports neither success nor an error")
 	case run == nil:
@@ -221,10 +226,14 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 	case run.Passed && end.ExitCode == 0:
 		c.Passed, c.Computed = true, text.Line(run.Result.Get("test.0.message"), maxReason)
 	default:
+		c.Wrong = run.Result.Get("test.0.wrong") != ""
 		c.Reason = cmp.Or(run.Result.Get("test.0.error"), lastLine(strings.TrimSpace(run.Stderr)), fmt.Sprintf("the submission exited with %d", run.ExitCode))
 	}
 	c.Reason = text.Line(c.Reason, maxReason)
 	return c, nil
 }
+
+// wasEnded is in what the runner says of a job that a signal ended.
+const wasEnded = "the job was cancelled before its end"
 
 func lastLine(text string) string { return text[strings.LastIndexByte(text, '\n')+1:] }

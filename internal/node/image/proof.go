@@ -23,7 +23,11 @@ func (m *Machine) Prove(ctx context.Context, p plan.JobPolicy, imageID string) (
 	case err != nil:
 		return false, "", err
 	case c.Passed:
-		return true, cmp.Or(c.Computed, "the container ran"), nil
+		says = cmp.Or(c.Computed, "the container ran")
+		if c.NotStrict != "" {
+			says += ", but not in the strict profile: " + c.NotStrict
+		}
+		return true, says, nil
 	case strings.Contains(c.Reason, noPython): // the container ran, and no other one of this image does more
 		return true, "the container ran; the image has no python3, so nothing was computed", nil
 	}

@@ -26,7 +26,11 @@ func TestProve(t *testing.T) {
 		{name: "a GPU that computes", s: stage{result: good}, gpus: []plan.PolicyGPU{whole}, asked: `{"gpus":1,"size":1024}`, passed: true, says: "it multiplied"},
 		{name: "two GPUs", s: stage{result: good}, gpus: []plan.PolicyGPU{whole, whole}, asked: `{"gpus":2,"size":1024}`, passed: true, says: "it multiplied"},
 		{name: "two MIG instances, of which CUDA shows one", s: stage{result: good}, gpus: []plan.PolicyGPU{part, part}, asked: `{"gpus":1,"size":1024}`, passed: true, says: "it multiplied"},
-		{name: "an image that needs root", s: stage{result: good, loose: true}, gpus: []plan.PolicyGPU{whole}, passed: true, says: "it multiplied"},
+		{name: "an image that needs root", s: stage{result: good, loose: true}, gpus: []plan.PolicyGPU{whole}, passed: true, says: "it multiplied, but not in the strict profile: it left no result and exited with 0:"},
+		{
+			name: "a GPU that computes wrongly, and then right", gpus: []plan.PolicyGPU{whole}, says: "it multiplies wrongly",
+			s: stage{result: good, strict: `{"success":true,"runs":{"test":{"run":{"passed":false,"exit_code":112,"result":{"test.0.error":"it multiplies wrongly","test.0.wrong":"yes"}}}}}`},
+		},
 		{
 			name: "one that does not", gpus: []plan.PolicyGPU{whole}, says: "torch sees no GPU",
 			s: stage{result: `{"success":true,"runs":{"test":{"run":{"passed":false,"exit_code":112,"result":{"test.0.error":"torch sees no GPU"}}}}}`},

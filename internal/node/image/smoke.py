@@ -14,11 +14,13 @@ size, gpus = int(case["size"]), int(case.get("gpus", 0))
 log = os.fdopen(int(os.environ["POPCORN_FD"]), "w")
 
 
-def verdict(ok, message):
+def verdict(ok, message, wrong=False):
     print("test-count: 1", "test.0.spec: size: %d" % size, sep="\n", file=log)
     print("test.0.status:", "pass" if ok else "fail", file=log)
     if message:
         print("test.0.message:" if ok else "test.0.error:", message, file=log)
+    if wrong:
+        print("test.0.wrong: yes", file=log)
     print("check:", "pass" if ok else "fail", file=log)
     log.close()
     sys.exit(0 if ok else 112)
@@ -55,7 +57,7 @@ def copies():
         call("cuMemcpyDtoH_v2", back, memory, ctypes.c_size_t(len(sent)))
         call("cuMemFree_v2", memory)
         if back.raw != sent:
-            verdict(False, "the memory of GPU %d does not keep what is written" % k)
+            verdict(False, "the memory of GPU %d does not keep what is written" % k, wrong=True)
     verdict(True, "the memory of each GPU keeps what is written")
 
 
@@ -72,7 +74,9 @@ if torch and torch.version.cuda is None and getattr(torch.version, "hip", None) 
     torch = None  # made for CPUs
 if torch is None and gpus:
     copies()
-if torch is None or os.environ.get("NVIDIA_VISIBLE_DEVICES") == "void":
+# CDI says "void" in every container, to NVIDIA's own runtime; only slots with GPUs have the other variable.
+without = os.environ.get("NVIDIA_VISIBLE_DEVICES") == "void" and not os.environ.get("CUDA_VISIBLE_DEVICES")
+if torch is None or without and not gpus:
     verdict(True, "")  # the slot has no GPU
 if not torch.cuda.is_available():
     verdict(False, "torch %s sees no GPU" % torch.__version__)
@@ -82,5 +86,5 @@ for k in range(gpus or 1):
     x = torch.arange(size * size, dtype=torch.float32, device="cuda:%d" % k).reshape(size, size) % 7
     want = x.cpu() @ x.cpu()
     if not torch.equal((x @ x).cpu(), want):
-        verdict(False, "torch %s multiplies wrongly on the GPU" % torch.__version__)
+        verdict(False, "torch %s multiplies wrongly on the GPU" % torch.__version__, wrong=True)
 verdict(True, "torch %s multiplied matrices on each GPU" % torch.__version__ if gpus else "")

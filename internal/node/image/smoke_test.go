@@ -19,7 +19,11 @@ import (
 
 func TestMain(m *testing.M) {
 	if task := os.Getenv("KBNODE_TEST_TASK"); task != "" {
-		os.Exit(runner.Main(context.Background(), runner.Options{Config: task, Stdout: io.Discard, Stderr: os.Stderr}))
+		ctx, cancel := context.WithCancel(context.Background())
+		if os.Getenv("KBNODE_TEST_ENDED") != "" {
+			cancel()
+		}
+		os.Exit(runner.Main(ctx, runner.Options{Config: task, Stdout: io.Discard, Stderr: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }
@@ -60,23 +64,28 @@ def equal(a, b): return a.of == b.of and EQUAL
 
 		prove    int // GPUs; 0 is a canary
 		cuda     string
+		visible  string // CUDA_VISIBLE_DEVICES
 		computed string
+		wrong    bool
 	}{
 		{name: "a GPU that computes", torch: with(`"12.4"`, "True", "True")},
 		{name: "a GPU that is not seen", torch: with(`"12.4"`, "False", "True"), reason: "torch 2.9 sees no GPU"},
 		{name: "a slot without a GPU", torch: with(`"12.4"`, "False", "True"), gpus: "void"},
-		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU"},
+		{name: "a GPU of CDI that is not seen", torch: with(`"12.4"`, "False", "True"), gpus: "void", visible: "GPU-1", reason: "torch 2.9 sees no GPU"},
+		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU", wrong: true},
+		{name: "GPUs of CDI to prove", torch: with(`"12.4"`, "True", "True"), prove: 2, gpus: "void", visible: "GPU-1,GPU-2", computed: "torch 2.9 multiplied matrices on each GPU"},
+		{name: "one of CDI to prove that computes wrongly", torch: with(`"12.4"`, "True", "False"), prove: 1, gpus: "void", reason: "torch 2.9 multiplies wrongly on the GPU", wrong: true},
 		{name: "torch without a GPU's runtime", torch: with("None", "False", "True")},
 		{name: "torch that is broken", torch: "import nowhere", reason: "torch is there and cannot be imported: No module named 'nowhere'"},
 		{name: "no torch", torch: none},
 		{name: "two GPUs to prove", torch: with(`"12.4"`, "True", "True"), prove: 2, computed: "torch 2.9 multiplied matrices on each GPU"},
-		{name: "the second of them computes wrongly", torch: with(`"12.4"`, "True", `a.of == "cuda:0"`), prove: 2, reason: "torch 2.9 multiplies wrongly on the GPU"},
+		{name: "the second of them computes wrongly", torch: with(`"12.4"`, "True", `a.of == "cuda:0"`), prove: 2, reason: "torch 2.9 multiplies wrongly on the GPU", wrong: true},
 		{name: "only two of three are there", torch: with(`"12.4"`, "True", "True"), prove: 3, reason: "torch 2.9 sees 2 of 3 GPUs"},
 		{name: "nothing that computes", torch: none, prove: 1, computed: "the container ran; nothing in the image computes on the GPU"},
 		{name: "torch for CPUs, and no driver", torch: with("None", "False", "True"), prove: 1, computed: "the container ran; nothing in the image computes on the GPU"},
 		{name: "the driver's library", torch: none, prove: 2, cuda: "2", computed: "the memory of each GPU keeps what is written"},
 		{name: "the driver's library that sees one GPU of two", torch: none, prove: 2, cuda: "1", reason: "CUDA sees 1 of 2 GPUs"},
-		{name: "a GPU that forgets", torch: none, prove: 1, cuda: "7", reason: "the memory of GPU 0 does not keep what is written"},
+		{name: "a GPU that forgets", torch: none, prove: 1, cuda: "7", reason: "the memory of GPU 0 does not keep what is written", wrong: true},
 		{name: "a GPU without memory", torch: none, prove: 1, cuda: "9", reason: "cuMemAlloc_v2 fails with CUDA error 2"},
 		{name: "a wrong result", torch: "", submission: "def custom_kernel(data): return []", reason: "python3 computes wrongly"},
 	} {
@@ -100,7 +109,7 @@ def equal(a, b): return a.of == b.of and EQUAL
 			must.Do(t, os.WriteFile(config, doc, 0o600))
 			// A process for each, as the runner ends all that its process started.
 			cmd := exec.CommandContext(t.Context(), os.Args[0])
-			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config, "NVIDIA_VISIBLE_DEVICES="+tt.gpus)
+			cmd.Env = append(os.Environ(), "KBNODE_TEST_TASK="+config, "NVIDIA_VISIBLE_DEVICES="+tt.gpus, "CUDA_VISIBLE_DEVICES="+tt.visible)
 			cmd.Dir = dir
 			if tt.cuda != "" {
 				cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+fakeCUDA(t, tt.cuda))
@@ -112,10 +121,24 @@ def equal(a, b): return a.of == b.of and EQUAL
 			must.Do(t, err)
 			got, err := judge(Canary{}, slot.Outcome{}, nil, text)
 			must.Do(t, err)
-			want := Canary{Passed: tt.reason == "", Reason: tt.reason, Computed: tt.computed}
+			want := Canary{Passed: tt.reason == "", Reason: tt.reason, Computed: tt.computed, Wrong: tt.wrong}
 			must.Equal(t, want, got, cmpopts.IgnoreFields(Canary{}, "GPU", "Torch"))
 		})
 	}
+}
+
+// TestRunnerEnded checks that judge knows what the runner says of a job that a signal ended.
+func TestRunnerEnded(t *testing.T) {
+	t.Parallel()
+	dir, config := t.TempDir(), filepath.Join(t.TempDir(), "task.json")
+	doc, err := Smoke()
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(config, doc, 0o600))
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env, cmd.Dir = append(os.Environ(), "KBNODE_TEST_TASK="+config, "KBNODE_TEST_ENDED=1"), dir
+	_ = cmd.Run() // it fails
+	_, err = judge(Canary{}, slot.Outcome{ExitCode: 1}, nil, []byte(must.Read(t, filepath.Join(dir, "result.json"))))
+	must.Err(t, err, ErrKilled.Error())
 }
 
 // fakeCUDA builds a driver's library with the calls that a proof makes, and returns its directory. It has so many GPUs; of 7 each
@@ -160,9 +183,11 @@ func TestJudge(t *testing.T) {
 		said   string
 		text   string
 		reason string
+		err    string
 	}{
 		{name: "too many files", end: slot.Outcome{Reason: "nothing is uploaded: there are too many"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: there are too many"},
-		{name: "lost files", end: slot.Outcome{Lost: "nothing is uploaded: it may still run"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: it may still run"},
+		{name: "lost files", end: slot.Outcome{Lost: "nothing is uploaded: it may still run"}, said: "done\n", err: "nothing is uploaded: it may still run"},
+		{name: "an engine that ends", text: `{"success": false, "error": "` + wasEnded + `: terminated signal received", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, err: ErrKilled.Error()},
 		{name: "out of memory", end: slot.Outcome{ExitCode: 137, OutOfMemory: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, reason: "python3 is not there"},
@@ -172,7 +197,7 @@ func TestJudge(t *testing.T) {
 		{name: "control characters", text: `{"success": false, "error": "a\u001b[2Jb"}`, reason: "ab"},
 	} {
 		got, err := judge(Canary{}, tt.end, []byte(tt.said), []byte(tt.text))
-		if err != nil || got.Reason != tt.reason || got.Passed {
+		if err == nil && tt.err != "" || err != nil && err.Error() != tt.err || got.Reason != tt.reason || got.Passed {
 			t.Errorf("%s: %+v, %v; want %q", tt.name, got, err, tt.reason)
 		}
 	}

@@ -63,6 +63,8 @@ type Canary struct {
 	Uploadable bool `json:"-"`
 	// Computed is what it did on the GPUs that it was asked to use.
 	Computed string `json:"-"`
+	// Wrong reports whether a GPU gave a wrong result, of which no profile can be the reason.
+	Wrong bool `json:"-"`
 }
 
 // Refusal is an image that kbnode does not use again unattended.
