@@ -112,7 +112,7 @@ func (s State) FaultCount() (n int) {
 }
 
 // returned forgets the faults of GPUs that an operator returns to service, or the proof that they owe if no faults
-// keep them out. Later ones stay.
+// keep them out. Later ones stay. Each report ends one thing, however often it is judged by.
 func (j *judge) returned() {
 	for _, s := range j.in.Slots {
 		id := j.idOf(s)
@@ -131,8 +131,11 @@ func (j *judge) returned() {
 		at := j.s.Age - max(0, j.in.Up-up)
 		for i := range j.s.GPUs {
 			g := &j.s.GPUs[i]
+			if g.ID != id && (g.PCI != normalPCI(id) || g.PCI == "") || up <= g.Returned {
+				continue
+			}
+			g.Returned = up
 			switch owes := gpuKey(CheckProof, g.ID); {
-			case g.ID != id && (g.PCI != normalPCI(id) || g.PCI == ""):
 			case g.Proof != nil && g.Out == "":
 				if g.Proof.Since <= at {
 					j.clear("an operator does without it", hasKey(owes))
@@ -249,9 +252,11 @@ func (j *judge) afterJob(g gpu) bool {
 func recentXid(xid int) string { return fmt.Sprint(KindXid, " ", xid, " ") }
 
 // slotNames returns the names of a GPU's slots, each after a space.
-func (j *judge) slotNames(id string) string {
+func (j *judge) slotNames(id string) string { return namesOf(j.slotsOf(id)) }
+
+func namesOf(slots []Slot) string {
 	var names strings.Builder
-	for _, s := range j.slotsOf(id) {
+	for _, s := range slots {
 		_, _ = fmt.Fprintf(&names, " gpu%d", s.Index)
 	}
 	return names.String()

@@ -75,6 +75,9 @@ type gpu struct {
 	Read     time.Duration `json:"read,omitempty"`   // when Replays was read
 	RAS      uint64        `json:"ras,omitempty"`    // uncorrected errors at the last reset
 	Recent   []line        `json:"recent,omitempty"` // what recently produced an event
+	// Returned is when an operator returned it, by Moment.Up, as far as that was followed: the daemon judges by one report
+	// until it is answered.
+	Returned time.Duration `json:"returned,omitempty"`
 	record
 }
 
