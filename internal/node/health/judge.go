@@ -319,7 +319,9 @@ func (j *judge) verdicts() []Verdict {
 			v.Slots = []int{m.Slot}
 		case m.GPU != "":
 			for _, s := range j.slotsOf(m.GPU) {
-				v.Slots = append(v.Slots, s.Index)
+				if m.Check != CheckProof || j.holds(m.GPU, s.Index) {
+					v.Slots = append(v.Slots, s.Index)
+				}
 			}
 		case m.Effect > None:
 			for _, s := range j.in.Slots {

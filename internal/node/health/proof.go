@@ -32,6 +32,7 @@ type proof struct {
 	Failed int           `json:"failed,omitempty"` // in a row
 	Tried  time.Duration `json:"tried,omitempty"`  // when one ended that did not pass, by State.Age; 0 if none did since then
 	Why    string        `json:"why,omitempty"`    // Text of the last one
+	Last   int           `json:"last"`             // its slot; -1 if there was none
 }
 
 // fault names the fault of a GPU for people.
@@ -47,7 +48,7 @@ func (o *proof) take(e Evaluation, began, now time.Duration) {
 	if began < o.Since { // before the GPU's last fault or reset
 		return
 	}
-	o.Tried, o.Why = max(now, 1), e.Text
+	o.Tried, o.Why, o.Last = max(now, 1), e.Text, e.Slot
 	switch {
 	case !e.Ended:
 	case !e.Passed:
@@ -65,14 +66,24 @@ func (o *proof) due(now time.Duration) bool {
 	return o.Failed < proofTries && (o.Tried == 0 || now-o.Tried >= proofPause<<o.Failed)
 }
 
-// Due returns the slots in which it is time for an evaluation, in order.
+// holds reports whether a proof that a GPU owes keeps jobs from one of its slots. One that has passed takes them while another
+// cannot be evaluated, as one that an operator drained, unless the GPU fails again and again.
+func (j *judge) holds(id string, slot int) bool {
+	i := slices.IndexFunc(j.s.GPUs, func(g gpu) bool { return g.ID == id && g.Proof != nil })
+	return i < 0 || j.s.GPUs[i].Proof.Failed >= proofTries || !slices.Contains(j.s.GPUs[i].Proof.Passed, slot)
+}
+
+// Due returns the slots in which it is time for an evaluation, in the order of their turns: after a GPU's last one come the
+// slots behind it, since one that cannot be evaluated must not always be the first.
 func Due(s State, verdicts []Verdict) (slots []int) {
 	for _, v := range verdicts {
 		i := slices.IndexFunc(s.GPUs, func(g gpu) bool { return g.ID == v.GPU })
 		if v.Check != CheckProof || i < 0 || s.GPUs[i].Proof == nil || !s.GPUs[i].Proof.due(s.Age) {
 			continue
 		}
-		for _, k := range v.Slots {
+		behind := slices.IndexFunc(v.Slots, func(k int) bool { return k > s.GPUs[i].Proof.Last })
+		behind = max(behind, 0)
+		for _, k := range slices.Concat(v.Slots[behind:], v.Slots[:behind]) {
 			if !slices.Contains(s.GPUs[i].Proof.Passed, k) && !slices.Contains(slots, k) {
 				slots = append(slots, k)
 			}
@@ -117,7 +128,7 @@ func (j *judge) prove() {
 		}
 		var m Mark
 		if owes {
-			m = g.Proof.mark(j.addressOf(g.ID), j.slotNames(g.ID))
+			m = g.Proof.mark(j.addressOf(g.ID), namesOf(slices.DeleteFunc(mine, func(s Slot) bool { return !j.holds(g.ID, s.Index) })))
 		}
 		j.update(k, owes, m)
 	}
@@ -137,7 +148,7 @@ func (j *judge) inherit(g *gpu) {
 }
 
 func (j *judge) proofAfter(fault string, g *gpu) *proof {
-	return &proof{After: fault, Since: j.s.Age, Reset: g.Reset}
+	return &proof{After: fault, Since: j.s.Age, Reset: g.Reset, Last: -1}
 }
 
 // mark returns what is shown of a GPU at an address, with the names of its slots.

@@ -229,18 +229,36 @@ func TestProofOfShapes(t *testing.T) {
 	t.Parallel()
 	t.Run("two slots of a GPU", func(t *testing.T) {
 		n := owing(t, func(in *Signals) { in.Slots[4].UUID, in.Slots[4].PCI = uuid(3), pci(3) })
-		const both = "gpu.proof info drain [3 4]"
+		const both, fourth = "gpu.proof info drain [3 4]", "gpu.proof info drain [4]"
 		got := n.judgeAfter(time.Second, nil)
 		n.want(got, both)
 		n.due(got, 3, 4)
 		got = n.evaluated(time.Minute, passes(3))
-		n.want(got, both)
+		n.want(got, fourth) // which an operator may have drained for long
+		must.Contain(t, got[0].Fix, "resume gpu4")
 		n.due(got, 4)
-		n.want(n.evaluated(time.Minute, fails(4)), "gpu.proof warn drain [3 4]")
+		n.want(n.evaluated(time.Minute, fails(4)), "gpu.proof warn drain [4]")
 		n.evaluated(time.Minute, fails(4))
-		n.want(n.evaluated(time.Minute, passes(3)), both) // those of a row count
-		n.want(n.evaluated(time.Minute, fails(4)), "gpu.proof warn drain [3 4]")
+		n.want(n.evaluated(time.Minute, passes(3)), fourth) // those of a row count
+		n.want(n.evaluated(time.Minute, fails(4)), "gpu.proof warn drain [4]")
+		n.evaluated(time.Minute, fails(4))
+		n.want(n.evaluated(time.Minute, fails(4)), "gpu.proof fatal drain [3 4]")
 		n.want(n.evaluated(time.Hour, passes(4)))
+	})
+	t.Run("slots that take turns", func(t *testing.T) {
+		n := owing(t, func(in *Signals) {
+			for i := range 3 {
+				in.Slots[3+i].UUID, in.Slots[3+i].PCI = uuid(3), pci(3)
+			}
+		})
+		n.due(n.judgeAfter(time.Second, nil), 3, 4, 5)
+		for _, turn := range [][]int{{4, 5, 3}, {5, 3, 4}, {3, 4, 5}} {
+			n.evaluated(time.Minute, unknown(turn[2]))
+			n.due(n.judgeAfter(proofPause, nil), turn...)
+		}
+		got := n.evaluated(time.Minute, passes(4))
+		n.want(got, "gpu.proof info drain [3 5]")
+		n.due(got, 5, 3)
 	})
 	t.Run("two GPUs of a slot", func(t *testing.T) {
 		n := owing(t, func(in *Signals) { in.Slots[4].Index = 3 })
