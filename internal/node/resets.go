@@ -18,9 +18,9 @@ import (
 	"github.com/gpu-mode/kbnode/internal/std/limit"
 )
 
-// resetTime is how long the daemon has to read the operator's message: a pass may be under way,
-// and a GPU may not answer.
-const resetTime = 2 * time.Minute
+// resetTime is how long the daemon has to judge by the operator's message: a pass may be under way, and the driver of a sick GPU
+// may let each reading of the node last minutes.
+const resetTime = 6 * time.Minute
 
 // ReportResets tells the daemon that the GPUs of slots were reset by hand, and waits until it has
 // judged them again.

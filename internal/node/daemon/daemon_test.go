@@ -54,6 +54,8 @@ type fakeNode struct {
 	disks        []string // whose signals were asked for last
 	hostErr      error
 	unitsErr     error
+	loadedErr    error                    // of Observe
+	onDocker     func()                   // called by each Docker
 	onRead       func()                   // called by each Read
 	hang         map[string]chan struct{} // by method: it returns once the channel is closed
 	changed      func(string)
@@ -156,6 +158,9 @@ func (n *fakeNode) Evaluate(ctx context.Context, slot int) (bool, string, error)
 func (n *fakeNode) Docker(context.Context, string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.onDocker != nil {
+		n.onDocker()
+	}
 	return n.docker
 }
 
@@ -195,7 +200,18 @@ type manager struct {
 
 func (s manager) Loaded(ctx context.Context, patterns ...string) ([]string, error) {
 	s.n.wait("Observe")
+	s.n.mu.Lock()
+	err := s.n.loadedErr
+	s.n.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	return s.Systemd.Loaded(ctx, patterns...)
+}
+
+func (s manager) Start(ctx context.Context, names ...string) error {
+	s.n.wait("Start")
+	return s.Systemd.Start(ctx, names...)
 }
 
 func (s manager) Units(ctx context.Context, names ...string) ([]slot.Unit, error) {

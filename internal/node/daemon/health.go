@@ -160,7 +160,11 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	moment, err := d.Clock()
 	if err != nil {
 		d.Log.Warn("clocks not read", "err", err)
-		return append(drainsOf(d.health.Verdicts, o.plan, d.health.state.Now), d.loanDrains(o.plan)...)
+		drains := drainsOf(d.health.Verdicts, o.plan, d.health.state.Now)
+		if d.clocks.Boot == "" { // nothing was judged yet: what was stored holds
+			drains = slices.DeleteFunc(slices.Clone(d.drains), func(o plan.Drain) bool { return o.By == plan.ByOperator || o.By == plan.ByLoan })
+		}
+		return append(drains, d.loanDrains(o.plan)...)
 	}
 	states, unread := d.slotStates(ctx, host, o)
 	if !slices.Contains(unread, health.CheckAgent) {

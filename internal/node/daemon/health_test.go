@@ -163,6 +163,30 @@ func TestOutUntilReturned(t *testing.T) {
 	})
 }
 
+// TestReturnedBeforeItsAgentStarts checks that a report is answered while agents start, which takes longer than kbnode resume waits.
+func TestReturnedBeforeItsAgentStarts(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		all := n.tries(t)
+		_, wake := running(t, n, Options{})
+		n.fail(t, 1)
+		all.answers <- errFails
+		later(time.Second)
+		start := make(chan struct{})
+		n.set(func() { n.hang = map[string]chan struct{}{"Start": start} })
+		must.Do(t, os.MkdirAll(filepath.Join(n.root, "/run/kbnode"), 0o755))
+		must.Do(t, ReportReturn(n.root, []string{"GPU-b"}, 100*time.Hour))
+		wake <- struct{}{}
+		later(time.Second)
+		n.serves(t, 0)
+		if ReportPending(n.root) || len(n.drains()) > 0 {
+			t.Errorf("it waits for the agent; drains %+v", n.drains())
+		}
+		close(start)
+		later(time.Minute)
+		n.released(t)
+	})
+}
+
 // TestOutBesideAStrongerVerdict checks that repeated faults are stored also while another verdict drains the slot: they must hold
 // after that, even if the health state is lost.
 func TestOutBesideAStrongerVerdict(t *testing.T) {

@@ -33,7 +33,8 @@ func (d *daemonLoop) pass(ctx context.Context, whole bool) error {
 	defer closeHost()
 	host.Progress = func(reconcile.Change) { d.Notify(daemon.SdNotifyWatchdog) }
 	whole = whole || d.plan == nil || time.Since(d.wholeAt) >= wholeTime || d.health.alarmed() || d.stampOf(d.plan) != d.stamp
-	o := observation{plan: d.plan, node: true}
+	// An earlier pass may have failed before it judged.
+	o := observation{plan: d.plan, node: true, out: d.outOf(d.drains), faults: d.faultsOf(d.drains)}
 	if err == nil && !whole {
 		if o.state, err = d.observe(ctx, host, d.plan); err == nil {
 			o.changes = reconcile.Diff(d.plan, o.state)
@@ -158,6 +159,9 @@ func (d *daemonLoop) fullPass(ctx context.Context, host *reconcile.Host) error {
 			return errors.Join(unkept, err)
 		}
 		d.plan, d.drains, changes = replanned, drains, reconcile.Diff(replanned, state)
+	}
+	if unkept == nil {
+		d.removeJudged() // resume need not wait for agents that start
 	}
 	return errors.Join(unkept, d.apply(ctx, host, state, changes))
 }

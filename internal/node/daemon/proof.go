@@ -86,8 +86,11 @@ func (d *daemonLoop) evaluate() {
 	}
 	now := d.clocks.Up
 	for _, k := range health.Due(d.health.state, d.health.Verdicts) {
-		if !canEvaluate(k, d.plan, d.snapshot.State.Slots, d.drains) {
+		if !canEvaluate(k, d.plan, d.snapshot.State.Slots, d.drains, d.health.Verdicts) {
 			continue
+		}
+		if d.stampOf(d.plan) != d.stamp { // an operator may have drained the slot since the drains were read; the next pass reads them
+			return
 		}
 		began := d.evaluations.begin(func(ctx context.Context) health.Evaluation {
 			result, err := limit.Call(d.Root, "the evaluation in "+plan.SlotName(k), proofTime+stopTime, func() (health.Evaluation, error) {
@@ -109,16 +112,20 @@ func (d *daemonLoop) evaluate() {
 // canEvaluate reports whether an evaluation can run in a slot: nothing but that it owes one keeps jobs from it, and nothing
 // runs in it. While an operator has it drained, its GPU may be in repair. Where it is parked for what a job left, it looks
 // again at that.
-func canEvaluate(k int, p *plan.Plan, states []slot.State, drains []plan.Drain) bool {
+func canEvaluate(k int, p *plan.Plan, states []slot.State, drains []plan.Drain, verdicts []health.Verdict) bool {
 	i := slices.IndexFunc(p.Slots, func(s plan.Slot) bool { return s.Index == k })
 	j := slices.IndexFunc(states, func(s slot.State) bool { return s.Index == k })
 	if i < 0 || j < 0 || p.Slots[i].Parked != "" {
 		return false
 	}
+	owed := func(check string) bool { return check == health.CheckProof || check == health.CheckRepeats }
 	return states[j].Busy() == "" && !states[j].Agent.Running() &&
 		slices.ContainsFunc(drains, func(d plan.Drain) bool { return d.Slot == k && d.By == health.CheckProof }) &&
 		!slices.ContainsFunc(drains, func(d plan.Drain) bool {
-			return d.Slot == k && d.By != health.CheckProof && d.By != health.CheckRepeats
+			return d.Slot == k && !owed(d.By)
+		}) &&
+		!slices.ContainsFunc(verdicts, func(v health.Verdict) bool { // of several, only one is a drain
+			return v.Effect > health.None && !owed(v.Check) && slices.Contains(v.Slots, k)
 		})
 }
 

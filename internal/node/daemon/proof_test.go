@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/health"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -195,6 +196,16 @@ func TestProofMeanwhile(t *testing.T) {
 			all.check(t, 2, 1)
 			n.owes(t, "after a fault")
 		},
+		"a restart without the state, and a systemd that is not ready": func(t *testing.T, n *fakeNode, all *trials, restart func()) {
+			must.Do(t, os.WriteFile(filepath.Join(n.root, HealthPath), []byte("{torn"), 0o600))
+			n.set(func() { n.loadedErr = errors.New("not yet") })
+			restart()
+			later(time.Minute)
+			n.set(func() { n.loadedErr = nil })
+			later(time.Minute)
+			all.check(t, 2, 1)
+			n.owes(t, "after a fault")
+		},
 		"a configuration without proofs": func(t *testing.T, n *fakeNode, all *trials, _ func()) {
 			n.set(func() { n.proof, n.stamp = false, "none" })
 			later(time.Minute)
@@ -240,6 +251,60 @@ func TestProofMeanwhile(t *testing.T) {
 	}
 }
 
+// TestProofBesideADrain drains the slot while a look goes on, after it has read the drains: its GPU may be in repair at once.
+func TestProofBesideADrain(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		all := n.tries(t)
+		_, wake := running(t, n, Options{})
+		n.fail(t, 1)
+		all.answers <- errors.New("not now")
+		later(time.Second)
+		answered := time.Now()
+		later(4 * time.Minute)
+		wake <- struct{}{} // the next whole pass is not at the time of the next evaluation
+		var drained bool
+		n.set(func() {
+			n.onDocker = func() {
+				if time.Since(answered) < 5*time.Minute || drained {
+					return
+				}
+				drained = true
+				text, err := plan.RenderDrains(append(n.drains(), plan.Drain{Slot: 1, By: plan.ByOperator}))
+				must.Do(t, errors.Join(err, os.WriteFile(filepath.Join(n.root, plan.DrainsPath), []byte(text), 0o600)))
+				n.stamp += "."
+			}
+		})
+		later(10 * time.Minute)
+		all.check(t, 1, 0)
+	})
+}
+
+// TestDrainsWithoutAClock starts a daemon that cannot read the clocks, and so judges nothing: what was stored holds.
+func TestDrainsWithoutAClock(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		all := n.tries(t)
+		var broken atomic.Bool
+		broken.Store(true)
+		read := clock()
+		must.Do(t, (&reconcile.Host{Root: n.root}).WriteDrains([]plan.Drain{{Slot: 1, By: health.CheckProof, Reason: "it owes an evaluation"}}))
+		running(t, n, Options{Clock: func() (health.Moment, error) {
+			if broken.Load() {
+				return health.Moment{}, errors.New("no clock")
+			}
+			return read()
+		}})
+		later(10 * time.Minute)
+		n.owes(t, "it owes an evaluation")
+		broken.Store(false)
+		later(time.Minute)
+		all.check(t, 1, 1)
+		n.owes(t, "after a fault")
+		all.answers <- nil
+		later(time.Minute)
+		n.released(t)
+	})
+}
+
 // TestCanEvaluate checks that an evaluation runs only where nothing else does or keeps jobs away.
 func TestCanEvaluate(t *testing.T) {
 	t.Parallel()
@@ -247,17 +312,23 @@ func TestCanEvaluate(t *testing.T) {
 		slot   plan.Slot
 		state  slot.State
 		drains []plan.Drain
+		other  health.Verdict
 	}
 	owed := plan.Drain{By: health.CheckProof}
 	for name, row := range map[string]struct {
 		change func(*world)
 		want   bool
 	}{
-		"a drained slot":               {func(*world) {}, true},
-		"one that failed too often":    {func(w *world) { w.drains = append(w.drains, plan.Drain{By: health.CheckRepeats}) }, true},
-		"another slot's drain":         {func(w *world) { w.drains = append(w.drains, plan.Drain{Slot: 1, By: plan.ByOperator}) }, true},
-		"an operator's drain":          {func(w *world) { w.drains = append(w.drains, plan.Drain{By: plan.ByOperator}) }, false},
-		"the end of a loan":            {func(w *world) { w.drains = append(w.drains, plan.Drain{By: plan.ByLoan}) }, false},
+		"a drained slot":            {func(*world) {}, true},
+		"one that failed too often": {func(w *world) { w.drains = append(w.drains, plan.Drain{By: health.CheckRepeats}) }, true},
+		"another slot's drain":      {func(w *world) { w.drains = append(w.drains, plan.Drain{Slot: 1, By: plan.ByOperator}) }, true},
+		"an operator's drain":       {func(w *world) { w.drains = append(w.drains, plan.Drain{By: plan.ByOperator}) }, false},
+		"the end of a loan":         {func(w *world) { w.drains = append(w.drains, plan.Drain{By: plan.ByLoan}) }, false},
+		"a switch that fails": {func(w *world) {
+			w.other = health.Verdict{Check: "node.nvswitch", Slots: []int{0}, Effect: health.Drain}
+		}, false},
+		"what another slot has":        {func(w *world) { w.other = health.Verdict{Check: "gpu.remap", Slots: []int{1}, Effect: health.Drain} }, true},
+		"what holds no slot":           {func(w *world) { w.other = health.Verdict{Check: "gpu.heat", Slots: []int{0}} }, true},
 		"an engine that is away":       {func(w *world) { w.drains = append(w.drains, plan.Drain{By: health.CheckDocker}) }, false},
 		"a GPU that does not answer":   {func(w *world) { w.slot.Parked = "it is lost" }, false},
 		"something left of a job":      {func(w *world) { w.state.Parked = []slot.Parked{{Reason: "a process"}} }, true},
@@ -271,7 +342,7 @@ func TestCanEvaluate(t *testing.T) {
 	} {
 		w := world{drains: []plan.Drain{owed}}
 		row.change(&w)
-		if got := canEvaluate(0, &plan.Plan{Slots: []plan.Slot{w.slot}}, []slot.State{w.state}, w.drains); got != row.want {
+		if got := canEvaluate(0, &plan.Plan{Slots: []plan.Slot{w.slot}}, []slot.State{w.state}, w.drains, []health.Verdict{{Check: health.CheckRepeats, Slots: []int{0}, Effect: health.Drain}, w.other}); got != row.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

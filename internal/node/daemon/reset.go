@@ -55,8 +55,7 @@ func report(root, path string, gpus []string, at time.Duration) error {
 // reports are those of an operator that were judged.
 type reports struct{ resets, returns map[string]time.Duration }
 
-// answer removes the reports that were judged, once what follows is written as far as that can be: kbnode resume waits for
-// that, and then says whether its slots take jobs. err is why the pass failed.
+// answer removes the reports that were judged and that the pass has not removed, when it is over. err is why it failed.
 func (d *daemonLoop) answer(err error) {
 	if len(d.judged.resets)+len(d.judged.returns) == 0 || errors.As(err, new(*reconcile.LockedError)) {
 		return // nothing is written while another kbnode works
@@ -66,6 +65,12 @@ func (d *daemonLoop) answer(err error) {
 		return // the next pass tries again
 	}
 	defer release()
+	d.removeJudged()
+}
+
+// removeJudged removes the reports that were judged, once what follows is written as far as that can be: kbnode resume waits
+// for that, and then says whether its slots take jobs. The caller must hold the node's lock.
+func (d *daemonLoop) removeJudged() {
 	if err := errors.Join(removeReports(d.Root, resetsPath, d.judged.resets), removeReports(d.Root, returnsPath, d.judged.returns)); err != nil {
 		d.Log.Warn("list of repaired GPUs not removed", "err", err)
 	}
