@@ -32,14 +32,14 @@ func (l *live) Evaluate(ctx context.Context, k int) (passed bool, says string, e
 	return (&image.Machine{}).Prove(ctx, policy, have.ID)
 }
 
-// withoutImage is Evaluate on a node that does not have the image now. One that kbnode never had there would keep the GPU out
-// of service forever; another one is missed.
+// withoutImage is Evaluate on a node that does not have the image now. One that kbnode image update never fetched would
+// keep the GPU out of service forever; another one is missed.
 func withoutImage(name, dir string) (passed bool, says string, err error) {
 	kept, err := image.Read(dir)
 	if err != nil {
 		return false, "", err
 	}
-	if kept.Current == nil {
+	if kept.Current == nil || kept.Name != name {
 		return true, fmt.Sprintf("nothing was tried, because this node has no image %s; sudo kbnode image update fetches it", name), nil
 	}
 	return false, "", fmt.Errorf("the image %s is missing; type sudo kbnode image update", name)
