@@ -297,8 +297,10 @@ func TestDrainsWithoutAClock(t *testing.T) {
 		n.owes(t, "it owes an evaluation")
 		broken.Store(false)
 		later(time.Minute)
-		all.check(t, 1, 1)
 		n.owes(t, "after a fault")
+		if all.running.Load() != 1 {
+			t.Fatal("no evaluation runs")
+		}
 		all.answers <- nil
 		later(time.Minute)
 		n.released(t)
