@@ -128,9 +128,9 @@ func TestWithoutImage(t *testing.T) {
 	must.Write(t, dir, "images.json", `{"schema": 1, "name": "eval:1", "current": {"id": "sha256:1", "since": "2026-11-21T12:00:00Z"}}`)
 	passed, _, err = withoutImage("eval:1", dir)
 	must.Err(t, err, "the image eval:1 is missing; type sudo kbnode image update")
-	passed, says, err = withoutImage("another:1", dir) // that was never fetched
-	if !passed || err != nil || !strings.Contains(says, "no image another:1") {
-		t.Errorf("%t, %q, %v", passed, says, err)
+	other, says, err := withoutImage("another:1", dir) // that was never fetched
+	if !other || err != nil || !strings.Contains(says, "no image another:1") {
+		t.Errorf("%t, %q, %v", other, says, err)
 	}
 	must.Write(t, dir, "images.json", `{torn`)
 	torn, _, err := withoutImage("eval:1", dir)
