@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
@@ -74,6 +75,14 @@ type Hooks struct {
 	Epilog       string `json:"epilog,omitempty"` // after it was removed; "" for none
 	LimitSeconds int64  `json:"limit_seconds"`    // of each
 	Node         string `json:"node"`             // what the machine is called
+}
+
+// HookLimit returns how long each of a slot's hooks may take; 0 if it has none.
+func (p JobPolicy) HookLimit() time.Duration {
+	if p.Hooks == nil {
+		return 0
+	}
+	return time.Duration(p.Hooks.LimitSeconds) * time.Second
 }
 
 // PolicyGPU is a GPU of a slot, or a part of one.

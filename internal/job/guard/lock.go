@@ -74,12 +74,7 @@ const (
 )
 
 // handoverOf is handover for a slot whose clearing may run hooks.
-func handoverOf(p plan.JobPolicy) time.Duration {
-	if p.Hooks == nil {
-		return handover
-	}
-	return handover + 2*time.Duration(p.Hooks.LimitSeconds)*time.Second
-}
+func handoverOf(p plan.JobPolicy) time.Duration { return handover + 2*p.HookLimit() }
 
 // errBusy means that the slot is not free for a job of root's.
 var errBusy = errors.New("the slot has a job, which goes first")

@@ -15,6 +15,7 @@ import (
 // Program is a program that systemd runs as root, once, in a unit of its own: with nothing of its caller's.
 type Program struct {
 	Unit        string // its transient unit
+	Ends        string // the transient unit of another one, which is ended before this one starts; "" for none
 	Description string
 	Args        []string // the first is its path
 	Limit       time.Duration
@@ -77,10 +78,15 @@ func (p Program) properties() []sddbus.Property {
 }
 
 // Run runs a program to its end, and then ends what it left. The error is an *EndError if it did not succeed. If ctx ends, so
-// does the program. One that an earlier caller left in the unit is ended first.
+// does the program. What an earlier caller left in its unit, and in p.Ends, is ended first.
 func (b *Bus) Run(ctx context.Context, p Program) (err error) {
-	if err := b.discard(ctx, p.Unit); err != nil {
-		return err
+	for _, unit := range []string{p.Ends, p.Unit} {
+		if unit == "" {
+			continue
+		}
+		if err := b.discard(ctx, unit); err != nil {
+			return err
+		}
 	}
 	defer func() {
 		if left := b.discard(context.WithoutCancel(ctx), p.Unit); err == nil {

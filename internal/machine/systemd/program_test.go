@@ -22,12 +22,16 @@ type programBus struct {
 	before  bool   // the unit is there before
 	refuses string // the error of the start
 	setting map[string]dbus.Variant
+	stops   []string // units, in order
 }
 
 // serves makes the bus answer.
 func (p *programBus) serves() *programBus {
 	units := unitsAnswer("")
 	p.answer = func(member string, nth int, body []any) ([]any, string) {
+		if member == "StopUnit" {
+			p.stops = append(p.stops, body[0].(string))
+		}
 		switch {
 		case member == "StopUnit" && nth == 0 && !p.before:
 			return nil, "org.freedesktop.systemd1.NoSuchUnit"
@@ -97,6 +101,29 @@ func TestProgram(t *testing.T) {
 			must.Err(t, b.Run(t.Context(), aProgram), row.err)
 			must.Equal(t, row.done, bus.done())
 		})
+	}
+}
+
+// TestProgramEnds ends another program before it starts its own, and does not start beside one that does not end.
+func TestProgramEnds(t *testing.T) {
+	t.Parallel()
+	for result, want := range map[string]string{
+		"done":   "StopUnit ResetFailedUnit StopUnit ResetFailedUnit StartTransientUnit StopUnit ResetFailedUnit",
+		"failed": "StopUnit ResetFailedUnit",
+	} {
+		bus := (&programBus{states: []string{"active"}, before: true}).serves()
+		bus.result = result
+		b, err := connect(bus.dial)
+		must.Do(t, err)
+		defer b.Close()
+		p := aProgram
+		p.Ends = "b.service"
+		err = b.Run(t.Context(), p)
+		if (err == nil) != (result == "done") {
+			t.Error(err)
+		}
+		must.Equal(t, want, bus.done())
+		must.Equal(t, p.Ends, bus.stops[0])
 	}
 }
 
