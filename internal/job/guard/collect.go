@@ -55,6 +55,7 @@ func (g *guard) settle(ctx context.Context, r *jobRun, c *running, o *slot.Outco
 		_, err = g.procs.endBeside(ctx)
 	}
 	if err != nil {
+		r.left = true
 		return fmt.Errorf("something may still run: %w", err)
 	}
 	if len(r.spec.Artifacts) == 0 {

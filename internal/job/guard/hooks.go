@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -85,6 +86,14 @@ func (e *hookError) reason() string {
 	return fmt.Sprintf("job.%s %s could not run: %v", e.name, e.file, e.err)
 }
 
+// otherHook is the one that must not run beside this one: a job's process that was killed in it has left it running.
+func otherHook(name string) string {
+	if name == hook.Prolog {
+		return hook.Epilog
+	}
+	return hook.Prolog
+}
+
 // runHook runs a hook of the site's to its end, or to that of ctx.
 func (g *guard) runHook(ctx context.Context, name string) error {
 	file, unit := hook.File(g.policy, name), plan.HookUnit(name, g.policy.Slot)
@@ -95,8 +104,8 @@ func (g *guard) runHook(ctx context.Context, name string) error {
 	err := g.hooks.check(file)
 	if err == nil {
 		err = g.hooks.run(ctx, systemd.Program{
-			Unit: unit, Description: "Hook job." + name + " for slot " + g.policy.Name, Limit: time.Duration(g.policy.Hooks.LimitSeconds) * time.Second,
-			Args: []string{g.policy.Binary, "run-hook", "--slot", strconv.Itoa(g.policy.Slot), name},
+			Unit: unit, Ends: plan.HookUnit(otherHook(name), g.policy.Slot), Description: "Hook job." + name + " for slot " + g.policy.Name,
+			Limit: g.policy.HookLimit(), Args: []string{g.policy.Binary, "run-hook", "--slot", strconv.Itoa(g.policy.Slot), name},
 		})
 	}
 	if ctx.Err() != nil {
@@ -112,13 +121,10 @@ func (g *guard) runHook(ctx context.Context, name string) error {
 	return nil
 }
 
-// prolog runs the site's prolog before a job's container, and has the epilog follow. One that fails for a job of the agent's
-// parks the slot; root's own job only says so, because no agent would then look whether it succeeds again.
+// prolog runs the site's prolog, if it has one, before a job's container, and has the epilog follow. One that fails for a job of
+// the agent's parks the slot; root's own job only says so, because no agent would then look whether it succeeds again.
 func (g *guard) prolog(ctx context.Context, root bool) error {
-	if g.policy.Hooks == nil {
-		return nil
-	}
-	err := g.setEpilog("")
+	err := g.setEpilog("") // also without hooks: an epilog that is configured again is due after this job
 	if err == nil {
 		err = g.runHook(ctx, hook.Prolog)
 	}
@@ -128,9 +134,10 @@ func (g *guard) prolog(ctx context.Context, root bool) error {
 	return err
 }
 
-// epilogOfRoot runs the epilog after a job of root's. One that fails, or for which no time is left, is due before the next job.
-func (g *guard) epilogOfRoot(ctx context.Context) {
-	if g.policy.Hooks == nil || ctx.Err() != nil {
+// epilogOfRoot runs the epilog after a job of root's. One that fails, or for which no time is left, is due before the next job;
+// so is that of a job which left something: what removes that runs it.
+func (g *guard) epilogOfRoot(ctx context.Context, r *jobRun) {
+	if g.policy.Hooks == nil || ctx.Err() != nil || r.left {
 		return
 	}
 	if g.runHook(ctx, hook.Epilog) != nil {
@@ -145,8 +152,7 @@ func (g *guard) epilogOfRoot(ctx context.Context) {
 // succeeded since the last job or boot. It reports whether neither parks the slot now.
 func (g *guard) settleHooks(ctx context.Context, retry bool) (settled bool, err error) {
 	if retry {
-		_, absent := os.Lstat(filepath.Join(g.runDir(), slot.ParkedDir, hook.Prolog+".json"))
-		if err := g.settleHook(ctx, hook.Prolog, absent == nil); err != nil {
+		if err := g.settleHook(ctx, hook.Prolog, g.notedHook(hook.Prolog)); err != nil {
 			return false, err
 		}
 	}
@@ -155,6 +161,15 @@ func (g *guard) settleHooks(ctx context.Context, retry bool) (settled bool, err 
 	}
 	return !g.hooks.failed[hook.Prolog] && !g.hooks.failed[hook.Epilog], nil
 }
+
+// notedHook reports whether a hook is noted as a reason to park.
+func (g *guard) notedHook(name string) bool {
+	_, err := os.Lstat(filepath.Join(g.runDir(), slot.ParkedDir, name+".json"))
+	return err == nil
+}
+
+// hookParks reports whether one of the hooks is such a reason.
+func (g *guard) hookParks() bool { return slices.ContainsFunc(hook.Names, g.notedHook) }
 
 // settleHook runs a hook that is due, once in this process, and notes whether it parks the slot.
 func (g *guard) settleHook(ctx context.Context, name string, due bool) error {

@@ -3,10 +3,7 @@ package guard
 import (
 	"context"
 	"errors"
-	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,10 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpu-mode/kbnode/internal/job"
-	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/machine/hook"
-	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/machine/systemd"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -27,7 +21,7 @@ import (
 type site struct {
 	mu    sync.Mutex
 	ran   []string         // names, in order
-	units []string         // in which they ran
+	units []string         // in which they ran, and which one ended before
 	fails map[string]error // by name: of the run
 	wrong map[string]error // by file: of the check
 	hangs bool             // until it is ended
@@ -40,7 +34,7 @@ func (s *site) hooks() siteHooks {
 		run: func(ctx context.Context, p systemd.Program) error {
 			s.mu.Lock()
 			name := p.Args[len(p.Args)-1]
-			s.ran, s.units = append(s.ran, name), append(s.units, p.Unit)
+			s.ran, s.units = append(s.ran, name), append(s.units, p.Unit+" after "+p.Ends)
 			err, hangs := s.fails[name], s.hangs
 			s.mu.Unlock()
 			if hangs {
@@ -155,9 +149,15 @@ func TestEpilog(t *testing.T) {
 	r.is(r.agentBegins, "epilog", "") // no one recorded that it ran since the job
 	r.is(r.job, "", "")
 	r.is(r.agentEnds, "epilog", "")
-	if !slices.Contains(r.units, "kbnode-epilog-gpu0.service") || !slices.Contains(r.units, "kbnode-prolog-gpu0.service") {
-		t.Errorf("units %q", r.units)
-	}
+	hooks := r.policy.Hooks // they are absent for a job that begins after it succeeded
+	r.policy.Hooks = nil
+	r.is(r.job, "", "")
+	r.policy.Hooks = hooks
+	r.is(r.agentEnds, "epilog", "")
+	// One whose process was killed in it does not go on beside the other one.
+	const prologUnit, epilogUnit = "kbnode-prolog-gpu0.service", "kbnode-epilog-gpu0.service"
+	slices.Sort(r.units)
+	must.Equal(t, []string{epilogUnit + " after " + prologUnit, prologUnit + " after " + epilogUnit}, slices.Compact(r.units))
 }
 
 // TestFailedEpilog parks the slot until it succeeds, and is tried once by each process.
@@ -177,7 +177,10 @@ func TestFailedEpilog(t *testing.T) {
 	r.next()
 	r.is(r.waits, "epilog", reason)
 	r.next()
-	r.is(r.begins, "epilog", reason) // a job that comes all the same
+	says, err := r.begins(t.Context()) // a job that comes all the same, whose log is for strangers
+	must.Do(t, err)
+	must.Equal(t, "a hook of the node's failed, and the node's operators see why with kbnode status", says)
+	must.Equal(t, "epilog", r.done())
 	r.set(hook.Epilog, nil)
 	r.is(r.waits, "", reason) // it has failed in this process
 	r.next()
@@ -292,106 +295,4 @@ func TestCanceledProlog(t *testing.T) {
 	r.hangs = false
 	must.Equal(t, "prolog", r.done())
 	r.is(r.agentEnds, "epilog", "")
-}
-
-// withSite gives the slot's processes the hooks of a site.
-func withSite(s *site) func(*rig) {
-	return func(r *rig) {
-		r.policy.Hooks = &plan.Hooks{Prolog: "/opt/p", Epilog: "/opt/e", LimitSeconds: 60}
-		r.adjust = func(g *guard) { g.hooks = s.hooks() }
-	}
-}
-
-// TestJobWithHooks runs jobs through the slot's socket.
-func TestJobWithHooks(t *testing.T) {
-	t.Parallel()
-	s := newSite()
-	r := ready(t, withSite(s))
-	if o := r.try(t); why(o) != "" || o.ExitCode != 7 {
-		t.Errorf("%+v", o)
-	}
-	must.Equal(t, "epilog prolog", s.done()) // the slot was not clear
-	must.Equal(t, 1, len(r.engine.created))
-	s.set(hook.Prolog, exit3)
-	o := r.try(t)
-	must.Equal(t, slot.Outcome{NodeFault: "the node's hook job.prolog ended with exit status 3"}, o)
-	must.Equal(t, "epilog prolog", s.done())
-	must.Equal(t, 1, len(r.engine.created))
-	if o := r.try(t); !strings.HasPrefix(o.NodeFault, "the slot is parked: job.prolog /opt/p ended with exit status 3") {
-		t.Errorf("%+v", o)
-	}
-	s.set(hook.Prolog, nil)
-	r.ended.Wait()
-	_ = s.done()
-	// A job without a container has no hooks: what runs is due since the one before.
-	upload := &jobRun{spec: rootSpec("upload"), frames: slot.NewFrames(io.Discard)}
-	upload.spec.Kind = job.KindUpload
-	_, err := r.guard(t).run(t.Context(), upload)
-	must.Err(t, err, "the checkout has no")
-	upload.close()
-	must.Equal(t, "prolog epilog", s.done())
-}
-
-// TestJobOfNodeFault ends with the status by which pipelines run a job again elsewhere.
-func TestJobOfNodeFault(t *testing.T) {
-	t.Parallel()
-	s := newSite()
-	s.set(hook.Prolog, exit3)
-	r := newJobRig(t, nil, withSite(s))
-	r.expect(t, r.wait(t, r.start(t.Context())), bootstrap.ExitNode, "the node's hook job.prolog ended with exit status 3")
-	must.Equal(t, 0, r.made())
-}
-
-// TestCanceledInProlog ends a job that waits for a prolog at once.
-func TestCanceledInProlog(t *testing.T) {
-	t.Parallel()
-	s := newSite()
-	r := newJobRig(t, nil, withSite(s))
-	r.change(asRoot)
-	must.Do(t, bootstrap.Clear(t.Context(), r.socket))
-	r.change(func(r *rig) { r.root = -1 })
-	s.mu.Lock()
-	s.hangs = true
-	s.mu.Unlock()
-	done := r.start(t.Context())
-	must.Until(t, "the prolog", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return slices.Contains(s.ran, hook.Prolog) })
-	r.cancel()
-	r.wait(t, done)
-	must.Equal(t, 0, r.made())
-	_, err := os.Lstat(filepath.Join(filepath.Dir(r.socket), slot.ParkedDir, hook.Prolog+".json"))
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the slot is parked: %v", err)
-	}
-}
-
-// TestHooksOfRoot run around a job of root's, too. One that fails parks nothing; the epilog is then due before the next job.
-func TestHooksOfRoot(t *testing.T) {
-	t.Parallel()
-	s := newSite()
-	r := ready(t, asRoot, withSite(s))
-	if o := r.try(t); why(o) != "" {
-		t.Errorf("%+v", o)
-	}
-	must.Equal(t, "epilog prolog epilog", s.done())
-	s.set(hook.Epilog, exit3)
-	if o := r.try(t); why(o) != "" {
-		t.Errorf("%+v", o)
-	}
-	must.Equal(t, "prolog epilog", s.done())
-	parked, err := slot.ReadParked(filepath.Dir(r.socket))
-	if err != nil || len(parked) > 0 {
-		t.Errorf("%+v, %v", parked, err)
-	}
-	s.set(hook.Epilog, nil)
-	if o := r.try(t); why(o) != "" {
-		t.Errorf("%+v", o)
-	}
-	must.Equal(t, "epilog prolog epilog", s.done())
-}
-
-// TestHandoverWithHooks waits for a process that runs both.
-func TestHandoverWithHooks(t *testing.T) {
-	t.Parallel()
-	must.Equal(t, handover, handoverOf(plan.JobPolicy{}))
-	must.Equal(t, handover+20*time.Minute, handoverOf(plan.JobPolicy{Hooks: &plan.Hooks{LimitSeconds: 600}}))
 }

@@ -41,6 +41,7 @@ type jobRun struct {
 	release func() // the slot, for the next job; nil before it is held
 	engine  func() (docker.Info, error)
 	record  recorder
+	left    bool // something of it may still run
 }
 
 // close lets the next job begin.
@@ -92,7 +93,7 @@ func (g *guard) run(ctx context.Context, r *jobRun) (slot.Outcome, error) {
 		return r.givePipeline()
 	}
 	if r.root { // whose jobs no clearing follows
-		defer g.epilogOfRoot(ctx)
+		defer g.epilogOfRoot(ctx, r)
 	}
 	if err := g.prolog(ctx, r.root); err != nil {
 		return slot.Outcome{}, because(ctx, err)
@@ -148,7 +149,7 @@ func (g *guard) launch(ctx context.Context, r *jobRun) (_ *running, err error) {
 	}
 	defer func() {
 		if err != nil { // the engine may have started it all the same
-			g.abandon(c)
+			g.abandon(r, c)
 		}
 	}()
 	if c.output, err = withTimeout(ctx, g.engineTime, func(ctx context.Context) (*docker.Output, error) { return g.api.Attach(ctx, c.id, r.spec.TTY) }); err != nil {
@@ -174,11 +175,12 @@ func withTimeout[T any](ctx context.Context, patience time.Duration, ask func(co
 }
 
 // abandon removes a container that is not to run. What is left of it is cleared before the next agent.
-func (g *guard) abandon(c *running) {
+func (g *guard) abandon(r *jobRun, c *running) {
 	if c.output != nil {
 		c.output.Close()
 	}
 	if err := g.discardJob(c.id, discardTime); err != nil {
+		r.left = true
 		g.log.Warn("container left behind", "id", c.id, "err", err)
 	}
 }
@@ -212,6 +214,9 @@ func (g *guard) begin(ctx context.Context, root bool) error {
 		parked, err = g.clean(ctx, beginTime)
 	}
 	if err == nil && parked != "" {
+		if !root && g.hookParks() { // its reason names files of the node, and strangers read the log of a job
+			parked = "a hook of the node's failed, and the node's operators see why with kbnode status"
+		}
 		err = errors.New("the slot is parked: " + parked)
 	}
 	if err == nil {
