@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// proofTime bounds an evaluation, with all that starts and ends it.
-	proofTime = 30 * time.Minute
+	// proofTime bounds an evaluation, with all that starts and ends it: in two profiles, each with three hooks of ten minutes.
+	proofTime = 90 * time.Minute
 	// stopTime is how long one may take to end with the daemon.
 	stopTime = 20 * time.Second
 	// maxWhy bounds why one did not end, in characters.

@@ -85,7 +85,7 @@ func TestProof(t *testing.T) {
 		n.fail(t, 1)
 		all.check(t, 1, 1)
 		n.owes(t, "takes jobs again when a short evaluation has passed")
-		later(20 * time.Minute)
+		later(80 * time.Minute) // as with slow hooks
 		all.check(t, 1, 1)
 		all.answers <- errFails
 		later(time.Second)
@@ -125,7 +125,7 @@ func TestProofThatHangs(t *testing.T) {
 		n.fail(t, 0)
 		later(10 * time.Minute)
 		n.serves(t)
-		later(30 * time.Minute)
+		later(90 * time.Minute)
 		n.owes(t, "which could not run: the evaluation in gpu1")
 	})
 }

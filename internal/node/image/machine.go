@@ -120,9 +120,9 @@ func (m *Machine) inProfiles(ctx context.Context, p plan.JobPolicy, imageID stri
 const canaryTime = 10 * time.Minute
 
 // evaluate has a limit of its own in each profile: the evaluation must reach its test_timeout in both, so that an image
-// that hangs fails and the slot is not at fault.
+// that hangs fails and the slot is not at fault. Hooks take none of it: an epilog that is due, and those of the canary.
 func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profile string, doc []byte) (Canary, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.limit, canaryTime))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(m.limit, canaryTime)+3*p.HookLimit())
 	defer cancel()
 	c := Canary{Slot: p.Name, Profile: profile, Time: time.Now().UTC()}
 	end, output, err := run(ctx, p, imageID, profile, doc)

@@ -40,14 +40,18 @@ type stage struct {
 func (s *stage) serve(t *testing.T) *Machine {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
-	slottest.Serve(t, socket, func(_ context.Context, kind byte, text []byte, frames *slot.Frames) slot.Outcome {
+	slottest.Serve(t, socket, func(canceled context.Context, kind byte, text []byte, frames *slot.Frames) slot.Outcome {
 		spec, err := job.Parse(text)
 		if kind != slot.RequestRun || err != nil {
 			t.Errorf("%c: %s: %v", kind, text, err)
 			return slot.Outcome{NodeFault: "no such job"}
 		}
 		s.specs = append(s.specs, spec)
-		time.Sleep(s.takes)
+		select {
+		case <-time.After(s.takes):
+		case <-canceled.Done():
+			return slot.Outcome{Canceled: true, ExitCode: 1}
+		}
 		end := s.end
 		if end.NodeFault+end.Refused == "" {
 			end.Files = t.TempDir()
@@ -145,6 +149,19 @@ func TestCanary(t *testing.T) {
 				must.Equal(t, want, spec)
 			}
 		})
+	}
+}
+
+// TestCanaryWithHooks gives hooks a time of their own, besides the canary's.
+func TestCanaryWithHooks(t *testing.T) {
+	t.Parallel()
+	s := stage{result: `{"success":true,"error":"","runs":{"test":{"run":{"passed":true}}}}`, takes: 200 * time.Millisecond}
+	m := s.serve(t)
+	m.limit = time.Millisecond
+	m.Policies[0].Hooks = &plan.Hooks{Epilog: "/opt/e", LimitSeconds: 600}
+	c, err := m.Canary(t.Context(), Slot{Index: 77, Name: "gpu77", policy: m.Policies[0]}, id(1))
+	if err != nil || !c.Passed {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 

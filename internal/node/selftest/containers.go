@@ -113,9 +113,12 @@ func (s *trial) probe(ctx context.Context, what string, ask probe.Ask, memory in
 	return judgeContainer(s.plan, s.policy, ask, memory, neighbor, f), nil
 }
 
+// timeOf is containerTime for a slot with hooks: an epilog may be due, and a container has both.
+func timeOf(p plan.JobPolicy) time.Duration { return containerTime + 3*p.HookLimit() }
+
 // run runs a probe as a job of the slot to its end. The error is errJob if a job of the agent's ended it.
 func (s *trial) run(ctx context.Context, what string, ask probe.Ask, memory int64, stdout io.Writer) (slot.Outcome, error) {
-	ctx, cancel := context.WithTimeout(ctx, containerTime)
+	ctx, cancel := context.WithTimeout(ctx, timeOf(s.policy))
 	defer cancel()
 	request, err := json.Marshal(ask)
 	if err != nil {

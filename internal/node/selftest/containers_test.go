@@ -8,10 +8,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/selftest/probe"
+	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/slottest"
 )
@@ -109,6 +111,13 @@ func TestPlain(t *testing.T) {
 	if checks, err := s.plain(t.Context()); err != nil || len(checks) < 10 || len(bad(checks)) > 0 {
 		t.Errorf("%v: %+v", err, checks)
 	}
+}
+
+// TestTimeWithHooks gives hooks a time of their own, besides the container's.
+func TestTimeWithHooks(t *testing.T) {
+	t.Parallel()
+	must.Equal(t, containerTime, timeOf(plan.JobPolicy{}))
+	must.Equal(t, containerTime+30*time.Minute, timeOf(plan.JobPolicy{Hooks: &plan.Hooks{LimitSeconds: 600}}))
 }
 
 // TestNeighbor has a container listen in the next slot, and ends it.
