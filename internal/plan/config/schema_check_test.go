@@ -209,7 +209,7 @@ var moreCases = map[string]bool{
 
 // beyondCases are those of parseCases that only a parser can refuse, by name.
 var beyondCases = []string{
-	"two documents", "key twice", "clocks in octal",
+	"two documents", "key twice", "clocks in octal", "a prolog of a job's time", "a prolog of a job's time by default",
 	"range backward", "range without end", "GPU in two ranges", "count against choice",
 }
 
@@ -231,6 +231,7 @@ var beyond = []string{
 	"job: {time_limit: 9000h}",
 	"job: {hook_time_limit: 601s}",
 	"job: {hook_time_limit: 1h}",
+	"job: {prolog: /opt/p, time_limit: 5m, hook_time_limit: 5m}",
 	"image: {auto_update: '0 5-3 * * *'}",
 	"image: {auto_update: '0 3 * foo *'}",
 	"job: {network: internet, allowed_networks: [10.1.2.300]}",

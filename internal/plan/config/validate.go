@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -159,11 +160,17 @@ func validateAgent(a Agent, bad func(key, format string, args ...any)) {
 func validateJob(j Job, bad func(key, format string, args ...any)) {
 	validateNetworks(j, bad)
 	validatePatterns("job.allowed_images", j.AllowedImages, bad)
-	if _, err := j.Limit(); err != nil {
+	limit, err := j.Limit()
+	if err != nil {
 		bad("job.time_limit", "%v", err)
 	}
-	if _, err := j.HookLimit(); err != nil {
+	hookLimit, err := j.HookLimit()
+	if err != nil {
 		bad("job.hook_time_limit", "%v", err)
+	}
+	if j.Prolog != "" && limit > 0 && hookLimit >= limit { // one that hangs would not park the slot, but end each job
+		bad("job.hook_time_limit", "%s is not less than the %s of job.time_limit, of which the prolog is part; write less, or raise job.time_limit",
+			cmp.Or(j.HookTimeLimit, DefaultHookTimeLimit), j.TimeLimit)
 	}
 	for key, file := range map[string]string{"job.prolog": j.Prolog, "job.epilog": j.Epilog} {
 		if file != "" && (len(file) > maxHookPath || !hookForm().MatchString(file)) {
