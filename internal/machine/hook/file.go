@@ -31,15 +31,25 @@ func (e *FileError) Error() string {
 
 // Open opens a hook, to be executed by its descriptor. The error is a *FileError if the file is no program, or if others than
 // root could change it or what leads to it. It looks at each part of the path by a descriptor and follows no link, so that what
-// it returns is what it has checked. The user of this process counts as root.
-func Open(root, name string) (*os.File, error) {
+// it returns is what it has checked.
+func Open(root, name string) (*os.File, error) { return open(root, name, owner(root)) }
+
+// owner is who counts as root besides root itself: in a tree the user of this process, who may have unpacked it.
+func owner(root string) int {
+	if root == "/" {
+		return 0
+	}
+	return os.Geteuid()
+}
+
+func open(root, name string, owner int) (*os.File, error) {
 	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", root, err)
 	}
 	done, left := "/", strings.Trim(name, "/")
 	for {
-		if err := check(at, done, left == ""); err != nil {
+		if err := check(at, done, left == "", owner); err != nil {
 			_ = unix.Close(at)
 			return nil, err
 		}
@@ -62,7 +72,7 @@ func Open(root, name string) (*os.File, error) {
 }
 
 // check checks a directory on the way to a hook, or the hook itself.
-func check(fd int, name string, last bool) error {
+func check(fd int, name string, last bool, owner int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("read mode of %s: %w", name, err)
@@ -75,7 +85,7 @@ func check(fd int, name string, last bool) error {
 		return &FileError{Why: name + " is not a regular file; name a program"}
 	case !last && kind != unix.S_IFDIR:
 		return &FileError{Why: name + " is not a directory; name a program by its path"}
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+	case st.Uid != 0 && int(st.Uid) != owner:
 		return &FileError{fmt.Sprintf("%s belongs to user %d, not to root", name, st.Uid), "chown root " + name}
 	case mode&0o022 != 0:
 		return &FileError{fmt.Sprintf("%s has mode %04o, so others than root can change it", name, mode), "chmod go-w " + name}

@@ -194,7 +194,17 @@ func TestOpenOwner(t *testing.T) {
 		must.Do(t, os.Chown(filepath.Join(root, name), 1000, 0))
 		_, err := Open(root, hookFile)
 		must.Err(t, err, name+" belongs to user 1000, not to root; type sudo chown root "+name)
+		f, err := open(root, hookFile, 1000)
+		must.Do(t, err)
+		must.Do(t, f.Close())
 	}
+}
+
+// TestOwner lets no user pass for root on the machine itself.
+func TestOwner(t *testing.T) {
+	t.Parallel()
+	must.Equal(t, 0, owner("/"))
+	must.Equal(t, os.Geteuid(), owner(t.TempDir()))
 }
 
 // TestOpenNoexec refuses a program that nothing could execute.
@@ -236,6 +246,7 @@ func TestProblems(t *testing.T) {
 	if os.Geteuid() != 0 { // root may look at everything
 		must.Do(t, os.Chmod(filepath.Dir(file), 0o600))
 		must.Equal(t, 0, len(Problems(root, config.Job{Prolog: hookFile})))
+		must.Do(t, os.Chmod(filepath.Dir(file), 0o700)) // to be removed
 	}
 }
 
@@ -249,12 +260,18 @@ func TestDocumented(t *testing.T) {
 	dir := t.TempDir()
 	must.Program(t, filepath.Join(dir, "nvidia-smi"), "#!/bin/sh\necho \"$*\" >>"+dir+"/calls\n")
 	must.Program(t, filepath.Join(dir, "hook"), script)
-	for _, name := range []string{Prolog, Epilog, Epilog} {
-		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "hook"))
-		cmd.Env = append(Environ(testPolicy(), name), "PATH="+dir+":/usr/bin:/bin")
-		out, err := cmd.CombinedOutput()
-		if err != nil || len(out) > 0 {
-			t.Errorf("%s: %v: %s", name, err, out)
+	divided, whole := testPolicy(), testPolicy()
+	for i := range whole.GPUs {
+		whole.GPUs[i].Instance = ""
+	}
+	for _, p := range []plan.JobPolicy{divided, whole} { // of one that is divided, it would change other slots' GPU
+		for _, name := range []string{Prolog, Epilog, Epilog} {
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "hook"))
+			cmd.Env = append(Environ(p, name), "PATH="+dir+":/usr/bin:/bin")
+			out, err := cmd.CombinedOutput()
+			if err != nil || len(out) > 0 {
+				t.Errorf("%s: %v: %s", name, err, out)
+			}
 		}
 	}
 	const reset = "-i GPU-a,GPU-b --reset-gpu-clocks\n"
