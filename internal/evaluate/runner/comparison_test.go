@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
@@ -118,6 +119,25 @@ func TestComparisonEnds(t *testing.T) {
 		j, got := runConfig(t, comparing(judge, "wrong = ''", "wrong = '"+in+"'"))
 		must.Equal(t, want, strings.Join(j.order(t), " "))
 		must.Equal(t, true, at(got, "success").(bool))
+	}
+}
+
+// TestComparisonIsCancelled cancels a comparison while a submission runs by itself, before there is an evaluation.
+func TestComparisonIsCancelled(t *testing.T) {
+	t.Parallel()
+	const waits = "import os, time\nif __name__ == '__main__': open('now', 'w').close(); time.sleep(60)"
+	for side, want := range []string{"", "test.A"} {
+		submissions := [2]string{"", ""}
+		submissions[side] = waits
+		j := newConfigJob(t, comparing("o('check: pass\\n')", submissions[0], submissions[1]))
+		must.Do(t, j.cmd.Start())
+		waitFor(t, filepath.Join(j.cmd.Dir, "now"))
+		must.Do(t, j.cmd.Process.Signal(syscall.SIGTERM))
+		code, got := j.wait(t)
+		if message, _ := at(got, "error").(string); code != 1 || !strings.Contains(message, "the job was cancelled") {
+			t.Errorf("exit code %d, error %q", code, message)
+		}
+		must.Equal(t, want, strings.Join(j.order(t), " "))
 	}
 }
 

@@ -119,7 +119,7 @@ func (e *engine) runAll(ctx context.Context, done func(name string, ev *result.E
 		if ev != nil {
 			done(s.name, ev)
 		}
-		if err == nil && e.mode == result.ModeCompare {
+		if err == nil && ev != nil && e.mode == result.ModeCompare {
 			err = e.count(ev)
 		}
 		if err != nil {
