@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -36,7 +37,10 @@ type Comparison struct {
 // String returns it as it is in meta-data: without the directories of files, which are no one else's business.
 func (c *Comparison) String() string {
 	sent := *c
-	sent.Files, sent.Problem = compare.Label(c.Files, maxLabel), text.Line(c.Problem, maxLabel)
+	for i, path := range c.Files { // Label keeps the directories of files with the same name
+		sent.Files[i] = filepath.Base(path)
+	}
+	sent.Files, sent.Problem = compare.Label(sent.Files, maxLabel), text.Line(c.Problem, maxLabel)
 	body, _ := json.Marshal(sent) // texts and numbers
 	return string(body)
 }
@@ -71,7 +75,8 @@ func (c *Comparison) names() [2]string { return compare.Label(c.Files, 30) }
 // compare fills in the comparison of a run that has a result, and returns the verdict and the reason.
 func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 	c := r.job.Compare
-	// The files' names as in meta-data, so that all who look at the build see the same.
+	// The files' names as in meta-data, so that all who look at the build see the same. Only who sent it sees directories, where
+	// nothing else tells the files apart.
 	report := &compare.Report{Problem: c.Problem, Files: compare.Label(c.Files, maxLabel), Ranking: c.Ranking}
 	err := report.Read(r.out.Result, c.Rounds, !c.Untested, implausible(r.out.Node))
 	if wrong, ok := errors.AsType[*compare.Failure](err); ok {

@@ -96,6 +96,22 @@ func TestComparisonMetaData(t *testing.T) {
 	}
 }
 
+// TestComparisonWithoutDirectories sends names only, also of files that have the same one.
+func TestComparisonWithoutDirectories(t *testing.T) {
+	t.Parallel()
+	for files, want := range map[[2]string][2]string{
+		{"/home/me/client-x/old.py", "/home/me/client-x/new.py"}:               {"old.py", "new.py"},
+		{"/home/me/client-x/submission.py", "/home/me/client-y/submission.py"}: {"A submission.py", "B submission.py"},
+		{"client-x/submission.py", "submission.py"}:                            {"A submission.py", "B submission.py"},
+		{"first", "second"}: {"first", "second"},
+	} {
+		sent := comparisonOf((&Comparison{Files: files, Rounds: 3}).String())
+		if sent == nil || sent.Files != want {
+			t.Errorf("%v: %+v", files, sent)
+		}
+	}
+}
+
 // TestComparisonOf reads what a payload compares.
 func TestComparisonOf(t *testing.T) {
 	t.Parallel()
