@@ -194,21 +194,22 @@ func (c *claims) whole(j Job, u usual) (reasons []string) {
 	return reasons
 }
 
-// repeated returns the cases with the same numbers, to the last digit, as in an evaluation before.
-func (c *claims) repeated(j Job, before *claims) (found []Finding) {
+// repeated returns the cases with the same numbers, to the last digit, as in an evaluation before: that many at most.
+func (c *claims) repeated(j Job, before *claims, most int) (found []Finding) {
 	tick := cpuTick
 	if j.OnGPU || j.GPUs > 0 {
 		tick = gpuTick
 	}
 	for i := range c.cases {
+		if len(found) >= most {
+			break
+		}
 		b := &c.cases[i]
 		if b.std < repeatTick*tick || b.runs < repeatRuns || len(b.texts) < len(numbers) {
 			continue
 		}
-		for n := range before.cases {
-			if o := &before.cases[n]; o.name == b.name && o.same(b) {
-				found = append(found, c.finding(b, []string{fmt.Sprintf("all numbers are those of %s, to the last digit", before.Name)})...)
-			}
+		if o := before.named[b.name]; o != nil && o.same(b) {
+			found = append(found, c.finding(b, []string{fmt.Sprintf("all numbers are those of %s, to the last digit", before.Name)})...)
 		}
 	}
 	return found

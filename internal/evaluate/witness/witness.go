@@ -82,8 +82,11 @@ func Judge(j Job, evaluations []Evaluation) []Finding {
 			found = append(found, c.finding(b, reasons)...)
 		}
 		found = append(found, c.finding(nil, c.whole(j, usual))...)
-		for _, before := range all[:i] {
-			found = append(found, c.repeated(j, before)...)
+		for _, before := range all[:i] { // a hundred in a comparison, and each may repeat all cases
+			found = append(found, c.repeated(j, before, MaxFindings-len(found))...)
+		}
+		if len(found) >= MaxFindings {
+			break
 		}
 	}
 	return found[:min(len(found), MaxFindings)]
@@ -93,6 +96,7 @@ func Judge(j Job, evaluations []Evaluation) []Finding {
 type claims struct {
 	*Evaluation
 	cases       []benchmark
+	named       map[string]*benchmark // of cases
 	first, last Mark // of its lines; the same as End without any
 }
 
@@ -136,6 +140,10 @@ func read(ev *Evaluation) *claims {
 		c.cases[i].set(key, m.Value)
 	}
 	c.cases = slices.DeleteFunc(c.cases, func(b benchmark) bool { return b.texts["mean"] == "" })
+	c.named = make(map[string]*benchmark, len(c.cases))
+	for i := range c.cases {
+		c.named[c.cases[i].name] = &c.cases[i]
+	}
 	c.place()
 	return c
 }
@@ -165,10 +173,6 @@ func (c *claims) place() {
 	if len(c.Marks) == 0 {
 		return
 	}
-	at := map[string]*benchmark{}
-	for i := range c.cases {
-		at[c.cases[i].name] = &c.cases[i]
-	}
 	end, next, before := 0, 0, Mark{}
 	current := ""
 	for line := range bytes.Lines(c.Report) {
@@ -179,7 +183,7 @@ func (c *claims) place() {
 		mark := c.Marks[next]
 		key, _, _ := strings.Cut(string(line[:min(len(line), maxName)]), ":")
 		name, rest := split(strings.TrimSpace(key))
-		if b := at[name]; b != nil {
+		if b := c.named[name]; b != nil {
 			if name != current {
 				b.from, current = before, name
 			}
@@ -187,7 +191,7 @@ func (c *claims) place() {
 				b.to = mark
 			}
 		}
-		if name == "" || at[name] == nil || slices.Contains(numbers, rest) {
+		if name == "" || c.named[name] == nil || slices.Contains(numbers, rest) {
 			before = mark
 		}
 	}

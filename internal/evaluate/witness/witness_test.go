@@ -313,6 +313,26 @@ func TestRepeatedElsewhere(t *testing.T) {
 	silent(t, Judge(python, []Evaluation{ran("benchmark", values...), second.Evaluation}))
 }
 
+// TestRepeatedOften repeats all cases in each round of a comparison: no more is found than is kept.
+func TestRepeatedOften(t *testing.T) {
+	t.Parallel()
+	r := &reporter{}
+	for i := range maxCases {
+		r.benchmark(i, 300*ms, 250*ms, 100, 10074.31, 610.23, 61.023, 9004., 10990.)
+	}
+	var rounds []Evaluation
+	for n := range 10 {
+		r.Name = fmt.Sprintf("benchmark.A.%d", n+1)
+		rounds = append(rounds, r.Evaluation)
+	}
+	found := Judge(python, rounds)
+	must.Equal(t, MaxFindings, len(found))
+	must.Equal(t, Finding{"benchmark.A.2", "benchmark.31", "all numbers are those of benchmark.A.1, to the last digit"}, found[MaxFindings-1])
+	for most := range 3 {
+		must.Equal(t, most, len(read(&rounds[1]).repeated(python, read(&rounds[0]), most)))
+	}
+}
+
 // TestHostileReports has more of everything than is looked at.
 func TestHostileReports(t *testing.T) {
 	t.Parallel()
