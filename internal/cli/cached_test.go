@@ -18,7 +18,7 @@ import (
 const (
 	resultTest   = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}}}}}`
 	resultFailed = `{"success":true,"error":"","system":{},"runs":{"test":{"run":{"success":true,"passed":false,"command":"x","exit_code":112,"duration":1.5,"result":{"test-count":"1","test.0.status":"fail","test.0.error":"wrong \u001b[31m","check":"fail"}}}}}`
-	nodeQuiet    = `{"schema":2,"noisy":false,"image":{"name":"ghcr.io/gpu-mode/kernelbot:latest","id":"sha256:1212121212121212121212121212121212121212121212121212121212121212","kept":true}}`
+	nodeQuiet    = `{"schema":2,"noisy":false,"image":{"name":"ghcr.io/gpu-mode/kernelbot:latest","id":"sha256:1212121212121212121212121212121212121212121212121212121212121212","kept":true},"memory":{"oom_kills":0}}`
 )
 
 // TestCached submits again and again: what is identical to an earlier submission is answered without a build.

@@ -19,8 +19,8 @@ import (
 
 const (
 	good = `{"success":true,"error":"","system":{"gpu":"NVIDIA B200","device_count":1},"runs":{"test":{"run":{"success":true,"passed":true,"command":"x","exit_code":0,"duration":1.5,"result":{"test-count":"1","test.0.status":"pass","check":"pass"}}}}}` + "\n"
-	bad  = `{"success":true,"error":"","system":{},"runs":{"test":{"run":{"success":true,"passed":false,"command":"x","exit_code":112,"duration":1.5,"result":{"test-count":"1","test.0.status":"fail","check":"fail"}}}}}`
-	node = `{"schema":2,"noisy":false,"image":{"name":"docker.io/library/img:1","id":"sha256:1212121212121212121212121212121212121212121212121212121212121212","kept":true}}`
+	bad  = `{"success":true,"error":"","system":{},"runs":{"test":{"run":{"success":true,"passed":false,"command":"x","exit_code":112,"duration":1.5,"result":{"test-count":"1","test.0.status":"fail","test.0.error":"wrong: a signal is not 7","check":"fail"}}}}}`
+	node = `{"schema":2,"noisy":false,"image":{"name":"docker.io/library/img:1","id":"sha256:1212121212121212121212121212121212121212121212121212121212121212","kept":true},"memory":{"oom_kills":0}}`
 )
 
 // now is the file system's time, too.
@@ -137,16 +137,23 @@ func TestKeepRefuses(t *testing.T) {
 		"does not compile":            {failed(`"run":{`, `"compilation":{"nvcc_found":true,"exit_code":1},"run":null,"x":{`), "not what the tests found"},
 		"a time limit":                {failed(`112`, `114`), "not what the tests found"},
 		"a signal":                    {failed(`112`, `-9`), "not what the tests found"},
+		"a signal in a worker":        {failed(`"check":"fail"`, `"test.0.error":"signal 7 (Bus error) ended the submission's process","check":"fail"`), "not what the tests found"},
+		"the end of a worker":         {failed(`"check":"fail"`, `"test.12.error":"the submission ended its process with exit code 1","check":"fail"`), "not what the tests found"},
 		"no protocol":                 {failed(`"success":true,"passed"`, `"success":false,"passed"`), "not what the tests found"},
 		"exit code 0 without a check": {failed(`112`, `0`), "not what the tests found"},
 		"passed, and exit code 112":   {runs(strings.Replace(good, `"exit_code":0`, `"exit_code":112`, 1)), "not what the tests found"},
 
-		"no record":           {func(o *submit.Outcome) { o.Node = nil }, "the node left no node.json"},
-		"a lost record":       {func(o *submit.Outcome) { o.Node, o.NodeErr = nil, errors.New("download node.json: x") }, "download node.json: x"},
-		"a broken record":     {record(`{`, ``), "read node.json"},
-		"another schema":      {record(`2`, `3`), "of another version"},
-		"noisy":               {record(`false`, `true`), "disturbed"},
-		"implausible":         {record(`"image"`, `"implausible":[{"evaluation":"test","reason":"x"}],"image"`), "times that cannot be"},
+		"no record":       {func(o *submit.Outcome) { o.Node = nil }, "the node left no node.json"},
+		"a lost record":   {func(o *submit.Outcome) { o.Node, o.NodeErr = nil, errors.New("download node.json: x") }, "download node.json: x"},
+		"a broken record": {record(`{`, ``), "read node.json"},
+		"another schema":  {record(`2`, `3`), "of another version"},
+		"noisy":           {record(`false`, `true`), "disturbed"},
+		"implausible":     {record(`"image"`, `"implausible":[{"evaluation":"test","reason":"x"}],"image"`), "times that cannot be"},
+		"memory that is not known": {func(o *submit.Outcome) {
+			runs(bad)(o)
+			o.Verdict = submit.NotPassed
+			record(`{"oom_kills":0}`, `{}`)(o)
+		}, "node.json does not say whether memory ran out"},
 		"no image":            {record(`"image"`, `"other"`), "none that its node keeps"},
 		"an image of its own": {record(`true`, `false`), "none that its node keeps"},
 		"another image":       {record(`sha256:12`, `sha256:13`), "not the one that its agent's tags name"},

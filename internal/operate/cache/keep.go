@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/noise"
@@ -51,6 +53,8 @@ func quiet(out submit.Outcome) error {
 		return fmt.Errorf("%s is of another version of kbnode", result.NodeFile)
 	case node.Noisy:
 		return errors.New("the node disturbed the job")
+	case out.Verdict != submit.Passed && node.Memory.Kills == nil:
+		return fmt.Errorf("%s does not say whether memory ran out", result.NodeFile)
 	case len(node.Implausible) > 0:
 		return errors.New("the job reported times that cannot be")
 	case !node.Image.Kept:
@@ -63,6 +67,13 @@ func quiet(out submit.Outcome) error {
 
 var errIncomplete = errors.New("it is not what the tests found")
 
+// died reports whether a judge says that the submission's process ended, as that of the examples does, which itself ends as
+// after a wrong output. A fault of the node or the GPU may have ended the process.
+func died(m result.Pair[string]) bool {
+	return strings.HasPrefix(m.Key, "test.") && strings.HasSuffix(m.Key, ".error") &&
+		(strings.HasPrefix(m.Value, "signal ") || strings.HasPrefix(m.Value, "the submission ended its process"))
+}
+
 // complete returns why an outcome is not what the check of the task's program found. The time limit, a signal, or a
 // compiler may end the same submission in another way the next time.
 func complete(out submit.Outcome) error {
@@ -74,6 +85,9 @@ func complete(out submit.Outcome) error {
 	}
 	_, passed := out.Result.Verdict()
 	ran := out.Result.Runs[0].Value.Run
+	if ran != nil && !passed && slices.ContainsFunc(ran.Result, died) {
+		return errIncomplete
+	}
 	switch {
 	case ran == nil || !ran.Success || ran.Passed != (ran.ExitCode == 0) || !ran.Passed && ran.ExitCode != result.ExitWrong:
 		return errIncomplete
