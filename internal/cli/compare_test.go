@@ -41,7 +41,7 @@ func onRunner(t *testing.T) *bktest.Server {
 		}
 		log, _ := cmd.CombinedOutput() // the exit code says it
 		t.Logf("%s", log)
-		w.Exit, w.Files = cmd.ProcessState.ExitCode(), map[string]string{"result.json": must.Read(t, filepath.Join(cmd.Dir, "result.json"))}
+		w.Exit, w.Files = cmd.ProcessState.ExitCode(), map[string]string{"result.json": must.Read(t, filepath.Join(cmd.Dir, "result.json")), "node.json": nodeQuiet}
 	}}))
 	useBuildkite(t, s)
 	return s

@@ -253,7 +253,7 @@ func paintVerdict(w io.Writer, v compare.Verdict, says string) string {
 		return term.Paint(w, pretty.FgGreen, says)
 	case compare.Slower, compare.Implausible:
 		return term.Paint(w, pretty.FgRed, says)
-	case compare.Noisy, compare.Unknown:
+	case compare.Noisy, compare.Unknown, compare.Withheld:
 		return term.Paint(w, pretty.FgYellow, says)
 	}
 	return says

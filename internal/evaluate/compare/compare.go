@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 const (
@@ -38,6 +39,9 @@ const (
 	Unknown Verdict = "too few rounds" // fewer than MinRounds, or than wanted because of an error
 	// Implausible means that some times cannot be, so that nothing follows from any.
 	Implausible Verdict = "implausible"
+	// Withheld means that the rounds were made, and that what the job or its node says beside them keeps anyone from relying
+	// on them.
+	Withheld Verdict = "none"
 )
 
 // Schema is the version of the JSON that Report marshals to.
@@ -51,7 +55,7 @@ type Report struct {
 	Mode       string      `json:"mode"`
 	Files      [2]string   `json:"files"`
 	Wanted     int         `json:"rounds_wanted"`
-	Stopped    string      `json:"stopped,omitempty"` // why there are fewer rounds
+	Stopped    string      `json:"stopped,omitempty"` // why there are fewer rounds, or no verdict
 	Level      float64     `json:"level"`
 	Same       float64     `json:"same_within"`
 	Ranking    string      `json:"ranking_by"` // of the problem: geom, mean, last
@@ -121,7 +125,15 @@ func (r *Report) overrule(v Verdict) {
 	}
 }
 
-// Done reports whether all rounds were made, with times that can be.
+// Withhold takes the verdict back, if there is one.
+func (r *Report) Withhold(why string) {
+	if r.Done() {
+		r.Stopped = text.Line(why, 300)
+		r.overrule(Withheld)
+	}
+}
+
+// Done reports whether all rounds were made, with times that can be, and the verdict stands.
 func (r *Report) Done() bool { return r.Stopped == "" && len(r.Odd) == 0 }
 
 // each returns a number of each round.

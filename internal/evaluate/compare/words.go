@@ -38,6 +38,8 @@ func (r *Report) Conclusion(names [2]string) (says string, beside []string) {
 	n := len(r.Rounds)
 	says = r.Overall.Sentence(names)
 	switch r.Overall.Verdict {
+	case Withheld:
+		return "no verdict: " + text.Line(r.Stopped, 300), nil
 	case Implausible:
 		says = "no verdict: some times cannot be"
 		for _, odd := range r.Odd[:min(len(r.Odd), maxOdd)] {

@@ -66,7 +66,11 @@ func (g *guard) settle(ctx context.Context, r *jobRun, c *running, o *slot.Outco
 		status = "-1"
 	}
 	// Before Sift, which removes links to what is gone.
-	if rec.Implausible, err = witness.Take(r.checkout(), status); err == nil && len(rec.Implausible) > 0 {
+	rec.Implausible, err = witness.Take(r.checkout(), status)
+	switch {
+	case err != nil && len(rec.Implausible) == 0: // none would say that nothing was found
+		rec.Implausible = []witness.Finding{{Evaluation: "all evaluations", Reason: "what the runner found cannot be read"}}
+	case err == nil && len(rec.Implausible) > 0:
 		err = slot.CountImplausible(g.runDir())
 	}
 	if err != nil {

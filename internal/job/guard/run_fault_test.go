@@ -162,34 +162,50 @@ func TestNoRecord(t *testing.T) {
 	}
 }
 
-// TestImplausible puts what the runner says of a job's times into its node.json, and counts the job.
+// TestImplausible puts what the runner says of a job's times into its node.json, and counts the job. What cannot be read is
+// not the same as nothing.
 func TestImplausible(t *testing.T) {
 	t.Parallel()
-	r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json;**"})
-	r.engine.status = 0
-	done := r.start(t.Context())
-	out := <-r.engine.attached
 	found := []witness.Finding{{Evaluation: "leaderboard", Case: "benchmark.0", Reason: "the mean is negative"}}
 	body, err := witness.Encode(found)
-	must.Do(t, errors.Join(err, os.WriteFile(filepath.Join(r.checkout(t), witness.File), body, 0o600),
-		os.Symlink(witness.File, filepath.Join(r.checkout(t), "link"))))
-	r.engine.end()
-	_ = out.Close()
-	r.wait(t, done)
-	dirs, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*"))
-	if err != nil || len(dirs) != 1 {
-		t.Fatal(dirs, err)
+	must.Do(t, err)
+	for name, tt := range map[string]struct {
+		body    string
+		want    []witness.Finding
+		counted bool
+	}{
+		"found":   {string(body), found, true},
+		"nothing": {"null", nil, false},
+		"cut":     {string(body[:20]), []witness.Finding{{Evaluation: "all evaluations", Reason: "what the runner found cannot be read"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newJobRig(t, map[string]string{"BUILDKITE_ARTIFACT_PATHS": "*.json;**"})
+			r.engine.status = 0
+			done := r.start(t.Context())
+			out := <-r.engine.attached
+			must.Do(t, errors.Join(os.WriteFile(filepath.Join(r.checkout(t), witness.File), []byte(tt.body), 0o600),
+				os.Symlink(witness.File, filepath.Join(r.checkout(t), "link"))))
+			r.engine.end()
+			_ = out.Close()
+			r.wait(t, done)
+			dirs, err := filepath.Glob(filepath.Join(r.policy.WorkRoot, runPrefix+"files-*"))
+			if err != nil || len(dirs) != 1 {
+				t.Fatal(dirs, err)
+			}
+			var rec noise.Record
+			must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(dirs[0], "node.json"))), &rec))
+			must.Equal(t, noise.Image{Name: "docker.io/library/img:latest", ID: r.engine.created[0].Image}, rec.Image)
+			must.Equal(t, tt.want, rec.Implausible)
+			for _, name := range []string{witness.File, "link"} { // the upload would end at a link to nothing
+				if _, err := os.Lstat(filepath.Join(dirs[0], name)); err == nil {
+					t.Errorf("%s is uploaded, too", name)
+				}
+			}
+			count, _ := os.ReadFile(filepath.Join(filepath.Dir(r.socket), "implausible"))
+			must.Equal(t, map[bool]string{true: "1\n"}[tt.counted], string(count))
+		})
 	}
-	var rec noise.Record
-	must.Do(t, json.Unmarshal([]byte(must.Read(t, filepath.Join(dirs[0], "node.json"))), &rec))
-	must.Equal(t, noise.Image{Name: "docker.io/library/img:latest", ID: r.engine.created[0].Image}, rec.Image)
-	must.Equal(t, found, rec.Implausible)
-	for _, name := range []string{witness.File, "link"} { // the upload would end at a link to nothing
-		if _, err := os.Lstat(filepath.Join(dirs[0], name)); err == nil {
-			t.Errorf("%s is uploaded, too", name)
-		}
-	}
-	must.Equal(t, "1\n", must.Read(t, filepath.Join(filepath.Dir(r.socket), "implausible")))
 }
 
 // TestGivePipeline gives the agent a file of the checkout and nothing else.

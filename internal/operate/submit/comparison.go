@@ -88,6 +88,11 @@ func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 	if len(report.Rounds) > 0 {
 		r.out.Comparison = report
 	}
+	if v != Passed { // a program that reads only the comparison must not take it for a result
+		report.Withhold(reason)
+	} else if why := r.unknownTimes(); why != "" {
+		report.Withhold(why)
+	}
 	says, _ := report.Conclusion(c.names())
 	switch {
 	case strings.HasPrefix(r.out.Result.Error, "mode: is 'compare'"):
@@ -100,6 +105,18 @@ func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 		return NotPassed, says
 	}
 	return Passed, says
+}
+
+// unknownTimes returns why no one knows whether the node found times that cannot be: a submission may have made them, and
+// what keeps its node's record away must not make them count. It is empty if that is known.
+func (r *run) unknownTimes() string {
+	switch {
+	case r.out.NodeErr != nil:
+		return fmt.Sprintf("it is unknown whether the times can be: %v", r.out.NodeErr)
+	case len(r.out.Node) == 0:
+		return fmt.Sprintf("the job left no %s, which says whether the times can be; add it to the step's artifact_paths", result.NodeFile)
+	}
+	return ""
 }
 
 // implausible returns why times cannot be, as the node says.

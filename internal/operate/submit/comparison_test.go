@@ -6,6 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/gpu-mode/kbnode/internal/evaluate/compare"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/test/bktest"
@@ -32,24 +33,27 @@ func compared(change func(r *result.Result)) string {
 func TestComparison(t *testing.T) {
 	t.Parallel()
 	whole := func(*result.Result) {}
+	const quiet = `{"schema":2,"noisy":false}`
 	for _, tt := range []struct {
 		name, result, node string
 		exit               int
 		verdict            Verdict
 		reason             string
 		rounds             int // in the comparison; 0 for none
+		says               compare.Verdict
 	}{
-		{"slower", compared(whole), "", 0, Passed, "new.py is slower than old.py: it takes 50.0 % more time (50.0 to 50.0)", 3},
-		{"a failed build", compared(whole), "", 1, NotPassed, "its result says that it passed, but the job failed; see its log (exit status 1)", 3},
-		{"implausible", compared(whole), `{"implausible":[{"evaluation":"benchmark.B.2","reason":"the mean is negative"}]}`, 0, NotPassed, "no verdict: some times cannot be", 3},
-		{"a node that is not known", compared(whole), "<html>", 0, Passed, "new.py is slower", 3},
-		{"wrong", compared(func(r *result.Result) { r.Runs = r.Runs[:2]; r.Runs[1].Value.Run.Passed = false }), "", 0, NotPassed, "new.py did not pass its tests, so the files are not compared", 0},
-		{"wrong in a round", compared(func(r *result.Result) { r.Runs = r.Runs[:5]; r.Runs[4].Value.Run.Passed = false }), "", 0, NotPassed, "new.py did not pass round 2, so the files are not compared", 0},
-		{"ended", compared(func(r *result.Result) { r.Runs = r.Runs[:5]; r.Success, r.Error = false, "the job was cancelled" }), "", 1, NoResult, "No verdict: the job was cancelled", 1},
-		{"an old node", `{"success":false,"error":"mode: is 'compare'; it must be one of test, benchmark","runs":{},"system":{}}`, "", 1, NoResult,
-			"No verdict: mode: is 'compare'; it must be one of test, benchmark; the node's kbnode is too old to compare: upgrade it, or submit the files one by one", 0},
-		{"one submission", good, "", 0, NotPassed, "its result has no run test.A; check that the pipeline evaluates what it is sent", 0},
-		{"no time", compared(func(r *result.Result) { r.Runs[3].Value.Run.Result.Set("benchmark.0.mean", "nan") }), "", 0, NotPassed, `round 1: new.py: the mean "nan" of benchmark 0 is no time`, 0},
+		{"slower", compared(whole), quiet, 0, Passed, "new.py is slower than old.py: it takes 50.0 % more time (50.0 to 50.0)", 3, compare.Slower},
+		{"a failed build", compared(whole), quiet, 1, NotPassed, "its result says that it passed, but the job failed; see its log (exit status 1)", 3, compare.Withheld},
+		{"implausible", compared(whole), `{"implausible":[{"evaluation":"benchmark.B.2","reason":"the mean is negative"}]}`, 0, NotPassed, "no verdict: some times cannot be", 3, compare.Implausible},
+		{"a node that is not known", compared(whole), "<html>", 0, NotPassed, "no verdict: it is unknown whether the times can be: read node.json: ", 3, compare.Withheld},
+		{"no record of the node", compared(whole), "", 0, NotPassed, "no verdict: the job left no node.json, which says whether the times can be; add it", 3, compare.Withheld},
+		{"wrong", compared(func(r *result.Result) { r.Runs = r.Runs[:2]; r.Runs[1].Value.Run.Passed = false }), quiet, 0, NotPassed, "new.py did not pass its tests, so the files are not compared", 0, ""},
+		{"wrong in a round", compared(func(r *result.Result) { r.Runs = r.Runs[:5]; r.Runs[4].Value.Run.Passed = false }), quiet, 0, NotPassed, "new.py did not pass round 2, so the files are not compared", 0, ""},
+		{"ended", compared(func(r *result.Result) { r.Runs = r.Runs[:5]; r.Success, r.Error = false, "the job was cancelled" }), quiet, 1, NoResult, "No verdict: the job was cancelled", 1, compare.Unknown},
+		{"an old node", `{"success":false,"error":"mode: is 'compare'; it must be one of test, benchmark","runs":{},"system":{}}`, quiet, 1, NoResult,
+			"No verdict: mode: is 'compare'; it must be one of test, benchmark; the node's kbnode is too old to compare: upgrade it, or submit the files one by one", 0, ""},
+		{"one submission", good, quiet, 0, NotPassed, "its result has no run test.A; check that the pipeline evaluates what it is sent", 0, ""},
+		{"no time", compared(func(r *result.Result) { r.Runs[3].Value.Run.Result.Set("benchmark.0.mean", "nan") }), quiet, 0, NotPassed, `round 1: new.py: the mean "nan" of benchmark 0 is no time`, 0, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -66,12 +70,12 @@ func TestComparison(t *testing.T) {
 				again, err := Follow(t.Context(), bk.client, Options{Target: Target{Org: "kbnode", Pipeline: "kernelbot"}, Node: true}, "run-a")
 				must.Do(t, err)
 				for i, got := range []Outcome{first, again} {
-					rounds := 0
+					report := compare.Report{}
 					if got.Comparison != nil {
-						rounds = len(got.Comparison.Rounds)
+						report = *got.Comparison
 					}
-					if got.Verdict != tt.verdict || !strings.HasPrefix(got.Reason, tt.reason) || rounds != tt.rounds {
-						t.Errorf("%d: %s: %s, %d rounds", i, got.Verdict, got.Reason, rounds)
+					if got.Verdict != tt.verdict || !strings.HasPrefix(got.Reason, tt.reason) || len(report.Rounds) != tt.rounds || report.Overall.Verdict != tt.says {
+						t.Errorf("%d: %s: %s, %d rounds, %q", i, got.Verdict, got.Reason, len(report.Rounds), report.Overall.Verdict)
 					}
 				}
 				if meta := bk.Builds()[0].MetaData[compareKey]; strings.Contains(meta, "home") || !strings.Contains(meta, "new.py") {

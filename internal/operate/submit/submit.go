@@ -47,7 +47,7 @@ func NewRunID() string { return "kbnode-" + strings.ToLower(rand.Text()[:16]) }
 // Options say where to create builds and how to follow them.
 type Options struct {
 	Target
-	// Node also fetches node.json.
+	// Node also fetches node.json, without which a comparison has no verdict.
 	Node bool
 	// On, if not nil, is called with each change of the job with this index.
 	On func(index int, s Status)
