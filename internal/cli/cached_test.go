@@ -67,6 +67,15 @@ func TestCached(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 
+	// Nor is a comparison, whether of two files or in a payload.
+	both := must.Write(t, t.TempDir(), "payload.json", `{"lang":"py","mode":"compare","rounds":3,"main":"a.py","sources":{"a.py":""},"other_sources":{"a.py":"1"},"benchmarks":[{}]}`)
+	for _, args := range [][]string{{"--problem", "prefix_python", mine, must.Write(t, t.TempDir(), "copy.py", must.Read(t, mine))}, {"--payload", both}} {
+		got := kbnode(t, slices.Concat([]string{"submit", "--queue", "b200", "--inline-steps", "--cached"}, args)...)
+		if got.code != 2 || !strings.Contains(got.err, "--cached answers only mode test, and a comparison measures times; leave out --cached") || len(s.Builds()) != 1 {
+			t.Errorf("%v: %+v", args, got)
+		}
+	}
+
 	// A failed one is an answer, too. What differs, is evaluated.
 	files = map[string]string{"result.json": resultFailed, "node.json": nodeQuiet}
 	must.Equal(t, 1, submits(2, "--image", "img:2").code)
@@ -102,9 +111,17 @@ func TestCached(t *testing.T) {
 	must.Contain(t, submits(8).err, "warning: nothing is answered from the cache: read cached result "+dir)
 	must.Equal(t, "", submits(8).err)
 
+	// A refresh leaves none either if it is not known before which agents there are.
+	s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: 403, Times: -1})
+	files["node.json"] = strings.Replace(nodeQuiet, "false", "true", 1)
+	must.Contain(t, submits(9, "--refresh").err, "warning: nothing is answered from the cache: list agents: ", "warning: the result is not kept for --cached: the node disturbed the job")
+	s.Recover()
+	files["node.json"] = nodeQuiet
+	must.Contain(t, submits(10).out, "build 10 on")
+
 	// Agents that differ, or that may not be seen, answer nothing.
 	must.Do(t, s.Employ(ctx, bktest.Worker{Name: "n-gpu4", Tags: append(slices.Clone(tags[:3]), "image=343434343434", "gpu-model=NVIDIA-B200"), Do: func(_ context.Context, w *bktest.Work) { w.Files = files }}))
-	must.Contain(t, submits(9).err, "warning: nothing is answered from the cache: the agents of queue b200 differ in image: n-gpu3 has 121212121212, and n-gpu4 has 343434343434")
+	must.Contain(t, submits(11).err, "warning: nothing is answered from the cache: the agents of queue b200 differ in image: n-gpu3 has 121212121212, and n-gpu4 has 343434343434")
 	s.Inject(bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: 403, Times: -1})
-	must.Contain(t, submits(10).err, "warning: nothing is answered from the cache: list agents: the API token may not do this; give it the scope read_agents")
+	must.Contain(t, submits(12).err, "warning: nothing is answered from the cache: list agents: the API token may not do this; give it the scope read_agents")
 }

@@ -81,6 +81,9 @@ func (f *submitFlags) lookUp(ctx context.Context, c *buildkite.Client, r submit.
 // toCache keeps an outcome for identical submissions.
 func (f *submitFlags) toCache(s term.Streams, r submit.Request, out submit.Outcome) {
 	store, err := cache.Open()
+	if err == nil && f.refresh { // it was not known which to forget, if the agents differed, or could not be listed
+		err = store.ForgetOf(apiURL(), r, out)
+	}
 	if err == nil {
 		err = store.Keep(apiURL(), r, out, time.Now())
 	}

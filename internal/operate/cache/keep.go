@@ -15,6 +15,19 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
+// ForgetOf removes what answers a request on agents such as the one that has just evaluated it, if that is known.
+func (c *Cache) ForgetOf(at string, r submit.Request, out submit.Outcome) error {
+	kind, err := kindOf(out.Tags)
+	if err != nil {
+		return nil //nolint:nilerr // then nothing is kept for it
+	}
+	k, err := KeyOf(at, r, kind)
+	if err != nil {
+		return err
+	}
+	return c.Forget(k)
+}
+
 // Keep puts the outcome of a request into the cache, or says why it does not belong there. An outcome that is no verdict is
 // left out without a word. at is the address of Buildkite's API.
 func (c *Cache) Keep(at string, r submit.Request, out submit.Outcome, now time.Time) error {
