@@ -97,7 +97,7 @@ type claims struct {
 	*Evaluation
 	cases       []benchmark
 	named       map[string]*benchmark // of cases
-	first, last Mark // of its lines; the same as End without any
+	first, last Mark                  // of its lines; the same as End without any
 }
 
 // benchmark is one case. A number that it does not state is NaN.
