@@ -121,26 +121,33 @@ type command struct {
 func (c command) String() string { return c.args[0] }
 
 // send runs the command, in a PID namespace and a process group of its own: what it leaves is killed with its end, also in
-// another session.
+// another session. The end of a namespace waits for all that is in it, so that a process that hangs in the kernel holds it: send
+// then returns without it, and starts no other until it has ended.
 func (c command) send(ctx context.Context, doc []byte) error {
 	if err := rootsOnly(c.args[0], 0o022); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, c.within, fmt.Errorf("it did not end within %s, and was killed", c.within))
 	defer cancel()
+	_, err := limit.Call(c.args[0], "its last run", 2*c.within, func() (struct{}, error) { return struct{}{}, c.run(ctx, doc) })
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func (c command) run(ctx context.Context, doc []byte) error {
 	cmd, err := c.start(ctx, doc, syscall.CLONE_NEWPID)
 	if err != nil { // as where kbnode may make no namespaces: then the group alone is killed
 		cmd, err = c.start(ctx, doc, 0)
 	}
-	if err == nil {
-		// The daemon's own value would spare it while jobs are killed.
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("0"), 0)
-		err = cmd.Wait()
-		_ = cmd.Cancel()
+	if err != nil {
+		return err
 	}
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
+	// The daemon's own value would spare it while jobs are killed.
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("0"), 0)
+	err = cmd.Wait()
+	_ = cmd.Cancel()
 	return err
 }
 

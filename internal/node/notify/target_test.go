@@ -6,9 +6,13 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -58,6 +62,44 @@ func TestCommand(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeld has a process that does not end when it is killed: its tracer is outside of the namespace, and does not reap it.
+func TestHeld(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "makes a PID namespace")
+	file := filepath.Join(t.TempDir(), "held")
+	c := command{args: []string{program(t, `sh -c 'sleep 300; :' x "$1" & wait`), file}, within: 2 * time.Second}
+	sent := make(chan error, 1)
+	go func() { sent <- c.send(t.Context(), []byte("{}")) }()
+	release := make(chan struct{})
+	traced := make(chan error, 2)
+	go func() {
+		runtime.LockOSThread() // the tracer is a thread
+		defer runtime.UnlockOSThread()
+		pid := 0
+		for late := time.Now().Add(must.Patience); pid == 0 && time.Now().Before(late); {
+			for _, at := range namedIn(t, "x\x00"+file) {
+				pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(at)))
+			}
+		}
+		traced <- unix.PtraceSeize(pid)
+		<-release
+		_, err := unix.Wait4(pid, nil, unix.WALL, nil)
+		traced <- err
+	}()
+	must.Do(t, <-traced)
+	select {
+	case err := <-sent:
+		must.Err(t, err, "did not end within 2s, and was killed")
+	case <-time.After(must.Patience):
+		t.Error("it waits for what does not end")
+	}
+	must.Err(t, c.send(t.Context(), []byte("{}")), "its last run: no answer in 4s")
+	close(release)
+	must.Do(t, <-traced)
+	c.within = 100 * time.Millisecond
+	must.Until(t, "another run", func() bool { return !strings.Contains(c.send(t.Context(), nil).Error(), "last run") })
 }
 
 // namedIn returns the processes that have a word among their arguments. A zombie has none.
