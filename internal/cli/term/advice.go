@@ -76,16 +76,25 @@ func Program() string {
 // Again returns what was typed, to type it again as root.
 func (s Streams) Again() string { return s.Line(s.Typed) }
 
-// hiddenNames are how names of flags and variables end whose value is a secret. A mistyped --token
-// counts, too.
-const hiddenNames = `(?:^-*|[-_=])(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
+const (
+	// dashes are hyphens, and what chats and documents make of them.
+	dashes = `\-\x{2010}-\x{2015}\x{2212}\x{fe63}\x{ff0d}`
+	// blanks are also those that are none to the shell.
+	blanks = `\s\p{Zs}`
+	// secretWords are how names of flags and variables end whose value is a secret. A mistyped --token counts, too.
+	secretWords = `(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
+	hiddenNames = `(?:^|[_=` + dashes + `])` + secretWords
+)
 
 var (
 	// SecretName matches the name of a flag or variable whose value is a secret.
 	SecretName = lazy.Regexp(`(?i)` + hiddenNames + `$`)
-	// secretValue matches a word with a secret: NAME=VALUE, a token of Buildkite, or the login and
-	// password in the address of a server or a database.
-	secretValue = lazy.Regexp(`(?i)` + hiddenNames + `\s*=\s*(\S+)|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
+	// secretValue matches a word with a secret: NAME=VALUE, a flag and its value with a blank that is none to the shell, a
+	// token of Buildkite, or the login and password in the address of a server or a database.
+	secretValue = lazy.Regexp(`(?i)` + hiddenNames + `[` + blanks + `]*=[` + blanks + `]*([^` + blanks + `]+)` +
+		`|(?:^|[` + blanks + `])[` + dashes + `](?:[\w` + dashes + `]*[_` + dashes + `])?` + secretWords + `[` + blanks + `]+([^` + blanks + `]+)` +
+		`|(\bbk[a-z]{2,3}_[^\s'",;]+)|://([^/\s]+)@`)
+	isFlag = lazy.Regexp(`^[` + dashes + `]`)
 )
 
 // shortest is the length of the shortest secret, in bytes: a shorter one would garble a message.
@@ -96,7 +105,7 @@ func Secrets(args []string) []string {
 	var found []string
 	before := ""
 	for _, a := range args {
-		if strings.HasPrefix(before, "-") && SecretName().MatchString(before) {
+		if isFlag().MatchString(before) && SecretName().MatchString(before) {
 			found = append(found, a)
 		}
 		before = a
@@ -107,12 +116,20 @@ func Secrets(args []string) []string {
 	return slices.DeleteFunc(found, func(s string) bool { return len(s) < shortest })
 }
 
-// Hide replaces secrets in a text.
+// longestCut is the length of the longest beginning of a word that a message repeats, in bytes.
+const longestCut = 1200
+
+// Hide replaces secrets in a text, and their beginnings where a message has cut them.
 func Hide(s string, secrets []string) string {
 	for _, secret := range secrets {
 		s = strings.ReplaceAll(s, secret, "…")
+		for n := min(len(secret)-1, longestCut); n >= shortest; n-- {
+			for _, end := range []string{"…", `"`} { // of text.Line, and of %.60q
+				s = strings.ReplaceAll(s, secret[:n]+end, "…"+end)
+			}
+		}
 	}
-	return s
+	return strings.ReplaceAll(s, "……", "…")
 }
 
 // Advise advises to type one of these lines instead.
