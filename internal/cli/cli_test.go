@@ -194,7 +194,7 @@ func typedFiles(t *testing.T) (dir string) {
 		"text":         "steps:\n",
 		"bare.txtar":   "-- proc/version --\nLinux\n",
 		"packed.txtar": "\x1f\x8b\x08", "inventory.json": `{"schema": 1}`, "node.txtar/x": "",
-		"empty.py": "\n", "mine.ipynb": "{}", "my kernel.py": "", "yaml/task.yaml": "",
+		"empty.py": "\n", "mine.ipynb": "{}", "my kernel.py": "", "mi\u200cne.py": "pass\n", "yaml/task.yaml": "",
 		"quoted": `"bkua_0123456789"`, "api": "bkua_0123456789",
 
 		"tab.yaml": "job:\n\tprofile: strict\n", "equals.yaml": "queue = b200\n", "list.yaml": "- queue: b200\n", "open.yaml": "queue: \"b200\n",

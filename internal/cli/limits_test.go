@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
@@ -130,5 +131,17 @@ func TestShortLimits(t *testing.T) {
 		must.Contain(t, got.err, fmt.Sprintf("the evaluation may take %d minutes, and --timeout", want))
 		got = kbnode(t, "e2e", "evaluation", "--queue", "b200", "--problem", problem, "--mode", mode, "--inline-steps", "--dry-run", "--json")
 		must.Contain(t, got.out, fmt.Sprintf(`"timeout_in_minutes": %d`, want))
+	}
+}
+
+// TestLongLine leaves a line of more words than people type as it is: xargs writes thousands.
+func TestLongLine(t *testing.T) {
+	t.Parallel()
+	for count, repaired := range map[int]bool{maxRetyped: true, maxRetyped + 1: false} {
+		typed := append([]string{"cancel"}, slices.Repeat([]string{"“1”"}, count-1)...)
+		err := term.Usagef("no run")
+		if got := (hints{term.Streams{Typed: typed, Commands: Commands()}}).retyped(err); (got.Error() != err.Error()) != repaired {
+			t.Errorf("%d words: %v", count, got)
+		}
 	}
 }

@@ -34,12 +34,19 @@ var repairs = []struct {
 	{"a file's name with blanks needs quotes", namedFiles},
 }
 
+// maxRetyped is how many words a line has at most that people type or paste. The repairs of one from xargs would take hours:
+// they look for each sequence of words among the files.
+const maxRetyped = 64
+
 // retyped replaces an error about words that no one means.
 func (h hints) retyped(err error) error {
 	_, isInput := errors.AsType[*config.InputError](err)
 	exit, isExit := errors.AsType[*term.ExitError](err)
 	if !isInput && !errors.Is(err, fs.ErrNotExist) && (!isExit || exit.Code != term.ExitUsage) {
 		return err
+	}
+	if len(h.Typed) > maxRetyped {
+		return h.nearFile(err)
 	}
 	words, why := h.Typed, ""
 	for _, r := range repairs {
@@ -59,6 +66,10 @@ func (h hints) retyped(err error) error {
 func visibleWords(words []string) (all []string) {
 	wide := func(r rune) bool { return r != ' ' && unicode.Is(unicode.Zs, r) }
 	for _, word := range words {
+		if isFile(word) { // names in Persian, for example, have such characters
+			all = append(all, word)
+			continue
+		}
 		word = strings.Map(func(r rune) rune {
 			if r == '\r' || unicode.Is(unicode.Cf, r) {
 				return -1
