@@ -53,19 +53,21 @@ func (h hints) command(root *cobra.Command) error {
 	}
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	asked := strings.TrimPrefix(pathOf(cmd)+" "+word, "kbnode ")
+	i := slices.Index(h.Typed, word)
 	if same, ok := sameAnswers[asked]; ok {
 		asked = same
+	} else if h.removes(cmd, i) {
+		asked = "rm"
 	}
 	if answer := answers[asked]; answer != "" {
 		return term.Usagef("%s; %s", says, answer)
 	}
-	i := slices.Index(h.Typed, word)
 	if ext := filepath.Ext(word); ext == ".yml" || ext == ".yaml" {
 		switch cmd.Name() {
 		case "config":
 			return h.Advise(says, h.With(i, "check", word))
 		case "pipeline":
-			return term.Usagef("%s; it prints to standard output: write %s%s>%s", says, h.Line(h.With(i)), term.Unbroken, term.Word(word))
+			return term.Usagef("%s; it prints to standard output: %s", says, h.into(h.With(i), word))
 		}
 	}
 	var lines [][]string
@@ -102,13 +104,36 @@ func (h hints) command(root *cobra.Command) error {
 	return term.Usagef("%s; it has %s", says, strings.Join(names, ", "))
 }
 
-// instead returns the typed words with word i replaced, and without all that follows if that is refused then.
+// shows are the commands that only show something.
+var shows = []string{"status", "doctor", "queue", "logs", "events", "inventory"}
+
+// instead returns the typed words with word i replaced, and without the words that follow if they are refused then. Only what
+// changes nothing is advised without them: they may say that it is to be done to one slot, or not at all.
 func (h hints) instead(i int, name string) []string {
-	full, bare := h.With(i, name), append(slices.Clone(h.Typed[:i]), name)
-	if line := accepted(full, bare); line != nil {
-		return line
+	full := h.With(i, name)
+	if slices.Contains(shows, name) && accepted(full) == nil {
+		return full[:i+1]
 	}
 	return full
+}
+
+// removes reports whether word i and its neighbor ask to remove something that may be less than all of kbnode.
+func (h hints) removes(cmd *cobra.Command, i int) bool {
+	if cmd != cmd.Root() || i < 0 || i+1 >= len(h.Typed) {
+		return false
+	}
+	word, next := h.Typed[i], h.Typed[i+1]
+	return slices.Contains(synonyms["uninstall"], next) ||
+		slices.Contains(synonyms["uninstall"], word) && !strings.HasPrefix(next, "-") && accepted(h.With(i, "uninstall")) == nil
+}
+
+// into says to write what a line prints into a file. If that exists, it advises no line that names it: the shell would empty
+// it before kbnode starts.
+func (h hints) into(line []string, file string) string {
+	if isFile(file) {
+		return fmt.Sprintf("%s exists, and the shell would empty it; write %s%s>FILE with another name", text.Line(file, 100), h.Line(line), term.Unbroken)
+	}
+	return fmt.Sprintf("write %s%s>%s", h.Line(line), term.Unbroken, term.Word(file))
 }
 
 // pathOf returns a command as people type it after kbnode.
@@ -238,7 +263,13 @@ func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) erro
 		return term.Usagef("%s; %s", says, answer)
 	}
 	if cmd.Name() == "uninstall" { // without the word, it would do far more than was meant
-		return h.Advise(says+" and removes all slots, not only one", []string{"drain", arg})
+		if slots := node.LikelySlots(arg); slots != nil {
+			return h.Advise(says+" and removes all slots, not only one", append([]string{"drain"}, slots...))
+		}
+		if arg == "dry-run" {
+			return h.Advise(says, h.With(i, "--"+arg))
+		}
+		return term.Usagef("%s; %s", says, flagList(cmd, ""))
 	}
 	bare := h.without(extra)
 	undashed := slices.DeleteFunc(slices.Clone(h.Typed), func(word string) bool { return word == "--" })

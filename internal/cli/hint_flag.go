@@ -221,12 +221,12 @@ func (h hints) json(cmd *cobra.Command, says string, i int) error {
 		at := next - len(h.Typed) + len(line)
 		line = slices.Delete(line, at, at+1)
 	}
-	switch isFile := strings.ContainsAny(value, "./") && !strings.Contains(value, "{"); {
-	case isFile && h.Find("--json") < 0 && !strings.HasSuffix(value, ".json"):
+	switch named := strings.ContainsAny(value, "./") && !strings.Contains(value, "{"); {
+	case named && h.Find("--json") < 0 && !strings.HasSuffix(value, ".json"):
 		line = slices.DeleteFunc(line, func(word string) bool { return word == "--json" })
-		return term.Usagef("%s; %s prints to standard output: write %s%s>%s", says, cmd.CommandPath(), h.Line(line), term.Unbroken, term.Word(value))
-	case isFile:
-		return term.Usagef("%s; --json prints to standard output: write %s%s>%s", says, h.Line(line), term.Unbroken, term.Word(value))
+		return term.Usagef("%s; %s prints to standard output: %s", says, cmd.CommandPath(), h.into(line, value))
+	case named:
+		return term.Usagef("%s; --json prints to standard output: %s", says, h.into(line, value))
 	}
 	return h.Advise(says, line)
 }
@@ -243,6 +243,9 @@ func nearFlag(cmd *cobra.Command, name string) string {
 		if cmd.Flags().Lookup(same) != nil {
 			return same
 		}
+	}
+	if name == "" { // as of -=x
+		return ""
 	}
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted

@@ -95,7 +95,7 @@ var sameFlags = map[string][]string{
 	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
 	"for": {"until"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
-	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"}, "confirm": {"yes"},
+	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
 }
 
 // fileFlags are flags of other tools for what kbnode takes as a word.
