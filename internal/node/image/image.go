@@ -113,7 +113,7 @@ const (
 	ActionNewer   = "newer"       // there is a newer image, and Options.Check was set
 	ActionMoved   = "moved"       // the name does not point to the current image, and Options.Check was set
 	ActionLater   = "later"       // the node was busy
-	ActionSkipped = "skipped"     // the registry's image has failed before
+	ActionSkipped = "skipped"     // the registry's image has failed before, or the bundle's was refused or replaced
 	ActionUpdated = "updated"     // the name points to the new image
 	ActionRefused = "refused"     // the canary failed; the name was not changed
 	ActionBack    = "rolled back" // the name points to the previous image

@@ -22,7 +22,7 @@ type Archive struct {
 }
 
 // Load loads the image of an archive, and points the name to it if a canary passes. What an earlier run has loaded is
-// not loaded again.
+// not loaded again. With Options.Auto, and while jobs have an image, neither is what State.Left says.
 func (u *Updater) Load(ctx context.Context, a Archive, o Options) (Result, error) {
 	release, err := u.open(ctx)
 	if err != nil {
@@ -33,6 +33,18 @@ func (u *Updater) Load(ctx context.Context, a Archive, o Options) (Result, error
 	if err != nil {
 		return Result{}, err
 	}
+	if tagged != nil && o.Auto && u.state.Left(a.SHA256) {
+		return u.result(ActionSkipped, "the bundle's image came before, and was refused or replaced since; kbnode image update --bundle tries it again"), nil
+	}
+	r, err := u.load(ctx, a, tagged, o)
+	if err == nil && o.Auto && r.Action != ActionLater && u.state.Installed != a.SHA256 {
+		u.state.Installed = a.SHA256
+		err = u.save()
+	}
+	return r, err
+}
+
+func (u *Updater) load(ctx context.Context, a Archive, tagged *docker.Image, o Options) (Result, error) {
 	have, err := u.loaded(ctx, a)
 	if err != nil {
 		return Result{}, err
@@ -126,9 +138,19 @@ func (u *Updater) unpack(ctx context.Context, a Archive, o Options) (*docker.Ima
 // room returns how many bytes the engine needs to load the archive: it may unpack it twice, as a whole, and by layers.
 func (a Archive) room() int64 { return 2 * a.Size }
 
-// CheckRoom returns an error if the engine's disk has no room for an archive that Load would load.
+// CheckRoom returns an error if the engine's disk has no room for an archive that Load, with Options.Auto, would load.
 func (u *Updater) CheckRoom(ctx context.Context, a Archive) error {
-	if s, err := Read(u.Dir); err != nil || s.Has(a.SHA256) {
+	s, err := Read(u.Dir)
+	if err != nil {
+		return err
+	}
+	u.state = s.named(u.Name)
+	tagged, err := u.tagged(ctx)
+	if err != nil || tagged != nil && u.state.Left(a.SHA256) {
+		return err
+	}
+	have, err := u.loaded(ctx, a)
+	if err != nil || have != nil {
 		return err
 	}
 	return u.room(ctx, a.room())
@@ -138,6 +160,17 @@ func (u *Updater) CheckRoom(ctx context.Context, a Archive) error {
 func (u *Updater) Present(ctx context.Context) (bool, error) {
 	i, err := u.tagged(ctx)
 	return i != nil, err
+}
+
+// Left reports whether an unattended Load brought an archive last, and its image is neither current nor on its way any more:
+// its canary failed, someone rolled it back, or chose another one.
+func (s *State) Left(archive string) bool {
+	for _, i := range []*Image{s.Current, s.Candidate} {
+		if i != nil && i.Archive == archive {
+			return false
+		}
+	}
+	return s.Installed == archive
 }
 
 // Has reports whether an image was loaded from an archive with this SHA-256, and not dropped since.

@@ -52,6 +52,43 @@ func TestLoad(t *testing.T) {
 			loads(8)(t, w, dir)
 			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
 		}, action: ActionNone, stands: 7, loads: 2},
+		{name: "unattended, after a rollback", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+		}, o: Options{Auto: true}, action: ActionSkipped, reason: "the bundle's image came before", stands: 0, loads: 1},
+		{name: "after a rollback", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+		}, action: ActionUpdated, stands: 7, loads: 2},
+		{name: "unattended, after a rollback, and the name is gone", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+			delete(w.names, name)
+		}, o: Options{Auto: true}, action: ActionUpdated, stands: 7, loads: 2},
+		{name: "unattended, after an update by hand", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 1, loads: 1},
+		{name: "unattended, after another one came unattended", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			loadsUnattended(8)(t, w, dir)
+		}, o: Options{Auto: true}, action: ActionUpdated, stands: 7, loads: 2},
+		{name: "unattended, one that came by hand and was rolled back since", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			mustDo(t, ActionNone)(w.updater(dir).Load(t.Context(), archive(7), Options{Auto: true}))
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 0, loads: 1},
+		{name: "unattended, one that failed", prepare: func(t *testing.T, w *world, dir string) {
+			w.bad[id(7)] = true
+			mustDo(t, ActionRefused)(w.updater(dir).Load(t.Context(), archive(7), Options{Auto: true}))
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 0, loads: 1},
+		{name: "unattended, again", prepare: loadsUnattended(7), o: Options{Auto: true}, action: ActionNone, stands: 7, loads: 1},
+		{name: "unattended, cut off before its canary", prepare: func(t *testing.T, w *world, dir string) {
+			w.park(t, func(string) error {
+				_, err := w.updater(dir).Load(t.Context(), archive(7), Options{Auto: true})
+				return err
+			}, "")
+		}, o: Options{Auto: true}, action: ActionUpdated, stands: 7, loads: 1},
 		{name: "the previous one", prepare: func(t *testing.T, w *world, dir string) {
 			loads(7)(t, w, dir)
 			loads(8)(t, w, dir)
@@ -129,10 +166,16 @@ func TestLoad(t *testing.T) {
 }
 
 // loads loads the image n.
-func loads(n int) func(t *testing.T, w *world, dir string) {
+func loads(n int) func(t *testing.T, w *world, dir string) { return loadsWith(n, Options{}) }
+
+func loadsUnattended(n int) func(t *testing.T, w *world, dir string) {
+	return loadsWith(n, Options{Auto: true})
+}
+
+func loadsWith(n int, o Options) func(t *testing.T, w *world, dir string) {
 	return func(t *testing.T, w *world, dir string) {
 		t.Helper()
-		mustDo(t, ActionUpdated)(w.updater(dir).Load(t.Context(), archive(n), Options{}))
+		mustDo(t, ActionUpdated)(w.updater(dir).Load(t.Context(), archive(n), o))
 	}
 }
 
@@ -154,4 +197,6 @@ func TestLoadedStays(t *testing.T) {
 	w.free = 0
 	must.Do(t, u.CheckRoom(t.Context(), archive(7)))
 	must.Err(t, u.CheckRoom(t.Context(), archive(8)), "0 GiB are free")
+	u.Name = "reg.example/other:1"
+	must.Err(t, u.CheckRoom(t.Context(), archive(7)), "0 GiB are free") // it is loaded again for another name
 }

@@ -88,6 +88,8 @@ type State struct {
 	Previous  []Image   `json:"previous"`            // images to go back to, newest first
 	Drop      []Image   `json:"drop"`                // to be removed once nothing uses them
 	Refused   []Refusal `json:"refused"`             // newest first
+	// Installed is the SHA-256 of the archive that an unattended Load brought last, whatever became of its image.
+	Installed string `json:"installed,omitempty"`
 }
 
 // Read reads a node's state from its directory. A missing file is an empty State.

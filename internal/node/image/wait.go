@@ -38,8 +38,12 @@ func (u *Updater) whileIdle(ctx context.Context, o Options, what string, do func
 		}
 		return what + " would disturb the timings of " + strings.Join(busy, ", ")
 	}
+	hint := "; --now does not wait for them"
+	if o.Auto {
+		hint = "" // kbnode install has no such flag
+	}
 	for end := u.deadline(o); ; {
-		if err := u.await(ctx, end, idle, "; --now does not wait for them"); err != nil {
+		if err := u.await(ctx, end, idle, hint); err != nil {
 			return err
 		}
 		err := u.interruptible(ctx, func(slots []Slot) bool { return idle(slots) != "" }, do)
