@@ -90,6 +90,9 @@ func install(ctx context.Context, s term.Streams, f *installFlags) error {
 	o.Bundle = b
 	report, err := here(s).Install(ctx, o, &installUI{Streams: s})
 	if err != nil {
+		if report.Image != nil {
+			term.Printf(s.Out, "%s\n", bundledImage(*report.Image, f.bundle))
+		}
 		return notLate(s, err)
 	}
 	if f.dryRun {
@@ -158,7 +161,7 @@ func nextSteps(s term.Streams, r node.Report, bundle string) {
 		}
 	}
 	w := s.Out
-	if len(applied) == 0 && !r.WroteToken && (r.Image == nil || r.Image.Action == image.ActionNone) {
+	if len(applied) == 0 && !r.WroteToken && (r.Image == nil || r.Image.Action == image.ActionNone || r.Image.Action == image.ActionSkipped) {
 		term.Printf(w, "Nothing to change: node %s has %d slots.\n", p.Node, len(p.Slots))
 	} else {
 		term.Printf(w, "Node %s has %d slots, %d with an agent; %s made.\n", p.Node, len(p.Slots), running, changesWere(len(applied)))

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
 	"github.com/gpu-mode/kbnode/internal/machine/installer"
+	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/bundle"
 	"github.com/gpu-mode/kbnode/internal/node/image"
 	"github.com/gpu-mode/kbnode/internal/plan"
@@ -85,8 +87,12 @@ func (n *Node) UnpackAgent(ctx context.Context, b *Bundle) (program string, remo
 	return program, remove, nil
 }
 
-// untilImage is why the slots of a node that has no image take no jobs: each would fail.
+// untilImage is why the slots of a new node that has no image take no jobs: each would fail.
 const untilImage = "kbnode install --bundle has not tested the jobs' image yet"
+
+// heldWait is how long an installation waits for slots that it keeps jobs off. They are idle, but for a job that began when
+// someone resumed one.
+const heldWait = 10 * time.Minute
 
 // checkBundle refuses a bundle that is damaged, or that brings what slots would not use. It reads an image of 20 GiB for
 // minutes, so it holds no lock.
@@ -106,12 +112,15 @@ func (i *installation) checkBundle(ctx context.Context) error {
 	}
 	i.n.say("checking %s", i.Bundle.Path)
 	defer i.ui.EndProgress()
-	return i.Bundle.Check(ctx, !known.Has(i.Bundle.Image.SHA256), func(done, total int64) {
+	sum := i.Bundle.Image.SHA256
+	needless := known.Name == i.n.Config.Image.Name && (known.Has(sum) || known.Left(sum))
+	return i.Bundle.Check(ctx, !needless, func(done, total int64) {
 		i.ui.ShowImage(image.Progress{Layer: "bundle", Status: "checked", Current: done, Total: total})
 	})
 }
 
-// checkRoom refuses a bundle whose image the engine has no room for, and looks whether jobs have an image now.
+// checkRoom refuses a bundle whose image the engine has no room for, and looks whether jobs have an image now, and whether
+// there were slots before.
 func (i *installation) checkRoom(ctx context.Context) error {
 	if i.Bundle == nil {
 		return nil
@@ -126,10 +135,16 @@ func (i *installation) checkRoom(ctx context.Context) error {
 		return err
 	}
 	i.noImage = !has
+	policies, err := slot.ReadPolicies(i.n.Root)
+	if err != nil {
+		return err
+	}
+	i.newNode = len(policies) == 0
 	return u.CheckRoom(ctx, ImageOf(i.Bundle))
 }
 
-// holdSlots keeps jobs off a node that has no image until the bundle's has passed its canary.
+// holdSlots keeps jobs off a new node that has no image until the bundle's has passed its canary. Slots that served before
+// go on: their steps may name images of their own.
 func (i *installation) holdSlots(ctx context.Context) error {
 	if i.Bundle == nil || !i.noImage {
 		return nil
@@ -138,6 +153,11 @@ func (i *installation) holdSlots(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if !i.newNode {
+		i.held = slices.ContainsFunc(drains, waitsForImage) // by an earlier run
+		return nil
+	}
+	i.held = true
 	for _, s := range i.n.Plan.Slots {
 		if !slices.ContainsFunc(drains, func(d plan.Drain) bool { return d.Slot == s.Index && d.By == plan.ByOperator }) {
 			drains = append(drains, plan.Drain{Slot: s.Index, By: plan.ByOperator, Reason: untilImage, Since: time.Now().UTC().Truncate(time.Second)})
@@ -153,6 +173,8 @@ func (i *installation) holdSlots(ctx context.Context) error {
 	i.n.say("slots take no jobs until the image has passed its canary")
 	return i.planAgain(ctx)
 }
+
+func waitsForImage(d plan.Drain) bool { return d.By == plan.ByOperator && d.Reason == untilImage }
 
 // planAgain plans and compares with what was written since.
 func (i *installation) planAgain(ctx context.Context) (err error) {
@@ -174,24 +196,28 @@ func (i *installation) addImage(ctx context.Context) error {
 	}
 	defer closeEngine()
 	u.Say, u.Progress = func(text string) { i.ui.ShowImage(image.Progress{Status: text}) }, i.ui.ShowImage
-	o := image.Options{Wait: time.Nanosecond}
-	if i.noImage {
-		o.Wait = 0 // no job comes
+	// It may run every day, so what was decided by hand since stays.
+	o := image.Options{Wait: time.Nanosecond, Auto: true}
+	if i.held {
+		o.Wait = cmp.Or(i.n.heldWait, heldWait)
 	}
 	r, err := u.Load(ctx, ImageOf(i.Bundle), o)
 	i.ui.EndProgress()
 	if err == nil && r.Action == image.ActionRefused {
 		err = fmt.Errorf("the image of %s was refused: %s", i.Bundle.Path, r.Reason)
 	}
+	if err == nil && r.Action == image.ActionLater && i.held {
+		err = fmt.Errorf("the image of %s was not tested: %s", i.Bundle.Path, r.Reason)
+	}
 	if err != nil {
 		held := ""
-		if i.noImage {
+		if i.held {
 			held = "; until then, slots take no jobs"
 		}
 		return fmt.Errorf("%w\neverything else was done; fix this and type %s to continue%s", err, i.Again, held)
 	}
 	i.Image = &r
-	if r.Action == image.ActionLater {
+	if i.noImage && r.Action == image.ActionLater {
 		return nil
 	}
 	return i.freeSlots(ctx)
@@ -206,7 +232,7 @@ func (i *installation) freeSlots(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	left := slices.DeleteFunc(slices.Clone(drains), func(d plan.Drain) bool { return d.By == plan.ByOperator && d.Reason == untilImage })
+	left := slices.DeleteFunc(slices.Clone(drains), waitsForImage)
 	if len(left) == len(drains) {
 		return nil
 	}
@@ -241,8 +267,13 @@ func (i *installation) bundleChanges(context.Context) error {
 		return err
 	}
 	what := fmt.Sprintf("image %s (%s), as %s when it has passed a canary", b.Image.Name, text.Bytes(b.Image.Size), i.n.Config.Image.Name)
-	if c := known.Current; c != nil && c.Archive == b.Image.SHA256 {
-		what = fmt.Sprintf("image %s, which is %s already", b.Image.Name, i.n.Config.Image.Name)
+	if known.Name == i.n.Config.Image.Name {
+		switch c := known.Current; {
+		case c != nil && c.Archive == b.Image.SHA256:
+			what = fmt.Sprintf("image %s, which is %s already", b.Image.Name, i.n.Config.Image.Name)
+		case !i.noImage && known.Left(b.Image.SHA256):
+			what = fmt.Sprintf("image %s, which came before and was refused or replaced since; only kbnode image update --bundle tries it again", b.Image.Name)
+		}
 	}
 	i.Brings = []string{agent, what}
 	if v := b.Kbnode.Version; v != "" && v != i.n.Version {

@@ -2,9 +2,11 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +21,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/test/bundletest"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -99,7 +102,7 @@ func installsBundle(t *testing.T, host *reconcile.Host, h *imageHost, path strin
 	defer b.Close() //nolint:errcheck // opened for reading
 	o.Env, o.Bundle, o.Token, o.Again = noEnv, b, "the-agent-token", "AGAIN"
 	o.Config.Queue, o.Config.Node, o.Config.Agent.Endpoint = "b200", "one", "http://127.0.0.1:1/v3" // no one there
-	n := &Node{Root: host.Root, Version: "1.2.2", Log: slog.New(slog.DiscardHandler), Say: ui.see}
+	n := &Node{Root: host.Root, Version: "1.2.2", Log: slog.New(slog.DiscardHandler), Say: ui.see, heldWait: time.Nanosecond}
 	n.openImages = func() (*image.Updater, func(), error) {
 		return &image.Updater{Engine: h, Node: h, Dir: filepath.Join(host.Root, plan.ImageDir), Name: n.Config.Image.Name, Keep: 1, Pause: time.Millisecond}, func() {}, nil
 	}
@@ -206,6 +209,101 @@ func TestInstallBundleBesideJobs(t *testing.T) { // not parallel: it executes wh
 	if slices.ContainsFunc(sd.Words(), startsAgent) {
 		t.Error("the agent of a drained slot was started")
 	}
+}
+
+// TestInstallBundleWhileServing leaves the slots of a node in service, whose steps name images of their own.
+func TestInstallBundleWhileServing(t *testing.T) { // not parallel: it executes what was just written
+	must.Root(t, "makes users")
+	host, _ := bareMachine(t)
+	o := InstallOptions{Config: config.Config{Queue: "b200"}, Token: "the-agent-token"}
+	_, err := installs(t, host, o, &screen{})
+	must.Do(t, err)
+	h := &imageHost{names: map[string]string{}, free: 1 << 40, job: "job 7"}
+	h.tried = func() { must.Equal(t, 0, len(drainsOf(t, host))) }
+	path := newBundle().Write(t)
+	report, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Do(t, err)
+	must.Equal(t, image.ActionLater, report.Image.Action)
+	h.job = ""
+	_, err = installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Err(t, err, "the image of "+path+" was refused: it fails\neverything else was done; fix this and type AGAIN to continue")
+	if strings.Contains(err.Error(), "slots take no jobs") {
+		t.Error(err)
+	}
+	must.Equal(t, 0, len(drainsOf(t, host)))
+}
+
+// TestInstallBundleWaits ends when the slot of a new node stays busy, as one whose processes cannot be read.
+func TestInstallBundleWaits(t *testing.T) { // not parallel: it executes what was just written
+	must.Root(t, "makes users")
+	host, _ := bareMachine(t)
+	h := &imageHost{names: map[string]string{}, free: 1 << 40, job: "job 7", passes: true}
+	path := newBundle().Write(t)
+	_, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Err(t, err, "was not tested: the load would disturb the timings of gpu0\neverything else was done; fix this and type AGAIN to continue; until then, slots take no jobs")
+	must.Equal(t, []string{untilImage}, drainsOf(t, host))
+
+	h.names[jobsImage] = "sha256:other" // it came another way
+	report, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Do(t, err)
+	must.Equal(t, image.ActionLater, report.Image.Action)
+	must.Equal(t, 0, len(drainsOf(t, host)))
+}
+
+// TestInstallBundleWithoutAgent brings the image although an agent does not come.
+func TestInstallBundleWithoutAgent(t *testing.T) { // not parallel: it executes what was just written
+	must.Root(t, "makes users")
+	host, sd := bareMachine(t)
+	sd.Hook = nil // no agent registers
+	h := &imageHost{names: map[string]string{jobsImage: "sha256:before"}, free: 1 << 40, passes: true}
+	ui := &screen{agents: func() { must.Do(t, sd.Fail(plan.AgentUnit(0))) }}
+	path := newBundle().Write(t)
+	report, err := installsBundle(t, host, h, path, InstallOptions{}, ui)
+	must.Err(t, err, "agent of slot gpu0 ended at once")
+	if report.Image == nil || report.Image.Action != image.ActionUpdated || h.names[jobsImage] != bundletest.ID {
+		t.Errorf("%+v, names %v", report.Image, h.names)
+	}
+}
+
+// TestInstallBundleAgain leaves alone what was decided by hand since.
+func TestInstallBundleAgain(t *testing.T) { // not parallel: it executes what was just written
+	must.Root(t, "makes users")
+	host, _ := bareMachine(t)
+	h := &imageHost{names: map[string]string{jobsImage: "sha256:before"}, free: 1 << 40, passes: true}
+	path := newBundle().Write(t)
+	_, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Do(t, err)
+	u := &image.Updater{Engine: h, Node: h, Dir: filepath.Join(host.Root, plan.ImageDir), Name: jobsImage, Keep: 1}
+	_, err = u.Rollback(t.Context(), "slow")
+	must.Do(t, err)
+	h.free = 0 // nothing needs room
+	report, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
+	must.Do(t, err)
+	if report.Image.Action != image.ActionSkipped || h.loads != 1 || h.names[jobsImage] != "sha256:before" {
+		t.Errorf("%+v, %d loads, names %v", report.Image, h.loads, h.names)
+	}
+	report, err = installsBundle(t, host, h, path, InstallOptions{DryRun: true}, &screen{})
+	must.Do(t, err)
+	must.Contain(t, report.Brings[1], "which came before and was refused or replaced since")
+}
+
+// TestInstallBundleAsksTheOtherEndpoint writes nothing if the endpoint of the bundle's agent does not answer a node.
+func TestInstallBundleAsksTheOtherEndpoint(t *testing.T) { // not parallel: it replaces the network
+	network := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = network })
+	http.DefaultTransport = roundTrip(func(*http.Request) (*http.Response, error) { return nil, errors.New("no route to host") })
+	n := &Node{Inventory: &inventory.Inventory{}, Config: config.Config{Agent: config.Agent{Endpoint: config.DefaultEndpoint}}}
+	n.Inventory.Software.Agent.Version = "3.76.2"
+	b := &Bundle{}
+	b.Agent.Version = "3.139.0"
+	i := &installation{n: n, InstallOptions: InstallOptions{Bundle: b}}
+	must.Equal(t, config.DefaultEndpoint, i.endpoint())
+	must.Err(t, i.checkEndpoint(t.Context()), "buildkite-agent 3.139.0 connects to https://agent-edge.buildkite.com/v3, which does not answer")
+	i.newNode = true
+	must.Do(t, i.checkEndpoint(t.Context()))
+	i.newNode, i.Bundle = false, nil
+	must.Do(t, i.checkEndpoint(t.Context()))
+	must.Equal(t, config.PollingEndpoint, i.endpoint())
 }
 
 // TestInstallRefusesBundle checks what ends an installation with a bundle before anything is written.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ type Report struct {
 }
 
 // Install makes this machine a node, or changes the node as asked. A *LateError means that all was done
-// but that some agents have not registered yet.
+// but that some agents have not registered yet. Report.Image says what became of a bundle's image also then.
 func (n *Node) Install(ctx context.Context, o InstallOptions, ui UI) (Report, error) {
 	if err := n.Load(o.Env, o.Config); err != nil {
 		return Report{}, err
@@ -115,9 +116,9 @@ func (n *Node) InstallOn(ctx context.Context, host *reconcile.Host, o InstallOpt
 	i := &installation{InstallOptions: o, n: n, host: host, ui: ui}
 	defer i.unlock()
 	// Everything that can be refused is refused before anything is written.
-	err := inOrder(ctx, i.ask, i.checkBundle, i.lock, i.load, i.read, i.addPackages, i.checkMachine, i.checkRoom, i.makePlan, i.checkToken, i.compare, i.bundleChanges)
+	err := inOrder(ctx, i.ask, i.checkBundle, i.lock, i.load, i.read, i.addPackages, i.checkMachine, i.checkRoom, i.makePlan, i.checkEndpoint, i.checkToken, i.compare, i.bundleChanges)
 	if err == nil && !o.DryRun {
-		err = inOrder(ctx, i.confirm, i.addAgent, i.holdSlots, i.write, i.awaitAgents, i.addImage, i.checkNode)
+		err = inOrder(ctx, i.confirm, i.addAgent, i.holdSlots, i.write, i.awaitAgentsAndImage, i.checkNode)
 	}
 	i.Plan = n.Plan
 	return i.Report, err
@@ -148,6 +149,8 @@ type installation struct {
 	tokenChecked bool     // Buildkite was asked about the token
 	newPackages  bool     // packages were installed
 	noImage      bool     // jobs have none yet
+	newNode      bool     // there were no slots
+	held         bool     // slots take no jobs until there is an image
 }
 
 func (i *installation) lock(ctx context.Context) (err error) {
@@ -223,6 +226,22 @@ func (i *installation) checkMachine(context.Context) error {
 	return err
 }
 
+// checkEndpoint refuses a bundle whose agent connects to what the slots' agents until now did not, and a firewall refuses.
+func (i *installation) checkEndpoint(ctx context.Context) error {
+	if i.Bundle == nil || i.newNode { // agents of a new node keep trying
+		return nil
+	}
+	return i.n.askEndpoint(ctx, i.Bundle.Agent.Version)
+}
+
+// endpoint returns where the agents will connect to.
+func (i *installation) endpoint() string {
+	if i.Bundle != nil {
+		return plan.AgentEndpoint(i.n.Config.Agent.Endpoint, i.Bundle.Agent.Version)
+	}
+	return i.n.AgentEndpoint()
+}
+
 // checkToken finds the token, and refuses one that cannot be written or that Buildkite refuses.
 func (i *installation) checkToken(ctx context.Context) (err error) {
 	i.Token, err = i.findToken()
@@ -240,7 +259,7 @@ func (i *installation) checkToken(ctx context.Context) (err error) {
 		return nil
 	}
 	i.n.say("checking the token with Buildkite")
-	err = agent.CheckToken(ctx, i.n.AgentEndpoint(), i.Token)
+	err = agent.CheckToken(ctx, i.endpoint(), i.Token)
 	if errors.Is(err, agent.ErrTokenRefused) {
 		return &config.InputError{Err: err}
 	}
@@ -316,6 +335,20 @@ func (i *installation) awaitAgents(ctx context.Context) error {
 		i.ui.Warn("slot %s is parked: %s", s.Name, reason)
 	}
 	return WaitRegistered(ctx, i.n.Plan, i.host, i.Result.Deferred, slot.RegisterTime, i.ui.ShowAgents, parked)
+}
+
+// awaitAgentsAndImage adds a bundle's image also if an agent does not come: jobs of the other slots need it.
+func (i *installation) awaitAgentsAndImage(ctx context.Context) error {
+	late := i.awaitAgents(ctx)
+	if late != nil && (i.Bundle == nil || ctx.Err() != nil) {
+		return late
+	}
+	err := i.addImage(ctx)
+	if err != nil && late != nil {
+		i.ui.Warn("%v", late)
+		return err
+	}
+	return cmp.Or(err, late)
 }
 
 // checkNode checks the node of a person, who may not know of doctor.

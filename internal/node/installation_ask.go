@@ -74,13 +74,13 @@ func (i *installation) takeToken(ctx context.Context, answer string) error {
 		return err
 	}
 	i.n.say("checking the token with Buildkite")
-	account, err := agent.AskAccount(ctx, http.DefaultTransport, i.n.AgentEndpoint(), token)
+	account, err := agent.AskAccount(ctx, http.DefaultTransport, i.endpoint(), token)
 	switch {
 	case ctx.Err() != nil:
 		return ErrDeclined
 	case errors.Is(err, agent.ErrTokenRefused):
 		return fmt.Errorf("Buildkite refuses this token (%s); copy all of it, or ask the operators for a new one", //nolint:staticcheck // a name
-			config.HideURL(i.n.AgentEndpoint()))
+			config.HideURL(i.endpoint()))
 	case err != nil:
 		i.ui.Warn("%v; continuing, because the agents will keep trying", err)
 	case len(account.Agents.Queues) > 0:

@@ -27,6 +27,7 @@ import (
 type screen struct {
 	answers map[string]string
 	asked   func(question string) // called with each question
+	agents  func()                // called when it sees how many agents have registered
 	saw     []string
 }
 
@@ -69,7 +70,12 @@ func (s *screen) ShowChange(reconcile.Change) {
 		s.see("changing")
 	}
 }
-func (s *screen) ShowAgents(registered, total int) { s.see("%d of %d registered", registered, total) }
+func (s *screen) ShowAgents(registered, total int) {
+	s.see("%d of %d registered", registered, total)
+	if s.agents != nil {
+		s.agents()
+	}
+}
 func (s *screen) ShowImage(p image.Progress) {
 	if p.Layer == "" {
 		s.see("%s", p.Status)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner/program"
 	"github.com/gpu-mode/kbnode/internal/machine/detect"
@@ -54,6 +55,7 @@ type Node struct {
 	rewrite bool          // the file is missing, or lacks something that was asked for
 
 	openImages func() (*image.Updater, func(), error) // instead of this machine's engine, in tests
+	heldWait   time.Duration                          // instead of heldWait, in tests
 }
 
 // Live reports whether this is the machine that kbnode runs on.
