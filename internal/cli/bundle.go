@@ -21,7 +21,8 @@ import (
 // bundleReport is the JSON of kbnode bundle; docs/install.md describes it.
 type bundleReport struct {
 	File        string `json:"file"`
-	Fingerprint string `json:"fingerprint"` // SHA-256 of the manifest, which has those of all else
+	Fingerprint string `json:"fingerprint"`      // SHA-256 of the manifest, which has those of all else
+	SHA256      string `json:"sha256,omitempty"` // of the whole file; only kbnode bundle create prints it
 	bundle.Manifest
 }
 
@@ -50,10 +51,12 @@ without internet.
 It runs on any machine with internet and Docker, such as a laptop, and takes the image
 from Docker: pull it first. Copy the bundle to the node, and type there:
 
+    sha256sum kbnode-bundle.tar
     tar -xf kbnode-bundle.tar kbnode
     sudo install -m 755 kbnode /usr/local/bin/kbnode
     sudo kbnode install --bundle kbnode-bundle.tar --queue b200
 
+The first line must print the SHA-256 that create has printed: the programs run as root.
 Later, kbnode upgrade and kbnode image update take another --bundle. An archive for
 support is something else: kbnode doctor --bundle makes it.`,
 		Example: `  kbnode bundle create --image ghcr.io/gpu-mode/kernelbot:latest
@@ -117,14 +120,20 @@ func (f *bundleFlags) create(ctx context.Context, s term.Streams) error {
 	}
 	return bundleDoc.Print(s, f.asJSON, reportOf(b), func() {
 		printBundle(s, b)
-		term.Printf(s.Out, "\nCopy it to the node, and type there:\n")
-		for _, line := range []string{
-			"tar -xf " + term.Word(f.Path) + " kbnode", "sudo install -m 755 kbnode " + node.Binary,
-			"sudo kbnode install --bundle " + term.Word(f.Path) + " --queue QUEUE --token-file token.txt",
-		} {
-			term.Printf(s.Out, "  %s\n", strings.ReplaceAll(line, " ", term.Unbroken))
-		}
+		printSteps(s, b.SHA256, f.Path)
 	})
+}
+
+// printSteps prints what to type on a node. The checksum comes first, by a program that does not come with the bundle.
+func printSteps(s term.Streams, sum, path string) {
+	term.Printf(s.Out, "  SHA-256          %s\n\nCopy it to the node, and type there; go on if the first line prints this SHA-256:\n", sum)
+	for _, line := range []string{
+		"sha256sum " + term.Word(path),
+		"tar -xf " + term.Word(path) + " kbnode", "sudo install -m 755 kbnode " + node.Binary,
+		"sudo kbnode install --bundle " + term.Word(path) + " --queue QUEUE --token-file token.txt",
+	} {
+		term.Printf(s.Out, "  %s\n", strings.ReplaceAll(line, " ", term.Unbroken))
+	}
 }
 
 func newBundleCheck(s term.Streams) *cobra.Command {
@@ -135,8 +144,10 @@ func newBundleCheck(s term.Streams) *cobra.Command {
 		Long: `Check that a bundle is complete and undamaged, and show what it has. It can be of another
 architecture than this machine's. Nothing is installed.
 
-Its programs run as root on a node: compare the fingerprint with the one that kbnode
-bundle create has printed.`,
+Its programs run as root on a node. If others could write to the file, compare the
+fingerprint with the one that kbnode bundle create has printed, but not with the kbnode
+that came in it: it could print anything. Before you unpack that, compare the output of
+sha256sum with the SHA-256 that create has printed.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := node.OpenBundle(args[0])
@@ -159,7 +170,9 @@ bundle create has printed.`,
 	return cmd
 }
 
-func reportOf(b *node.Bundle) bundleReport { return bundleReport{b.Path, b.Fingerprint, b.Manifest} }
+func reportOf(b *node.Bundle) bundleReport {
+	return bundleReport{b.Path, b.Fingerprint, b.SHA256, b.Manifest}
+}
 
 func printBundle(s term.Streams, b *node.Bundle) {
 	for _, line := range b.Text() {

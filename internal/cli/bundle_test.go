@@ -56,6 +56,14 @@ func TestCreateRefusesThis(t *testing.T) {
 	}
 }
 
+// TestStepsOfBundle compares a bundle before anything of it runs.
+func TestStepsOfBundle(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	printSteps(term.Streams{Out: &b}, "abc", "my bundle.tar")
+	must.Contain(t, strings.ReplaceAll(b.String(), term.Unbroken, " "), "  SHA-256          abc\n", "\n  sha256sum 'my bundle.tar'\n  tar -xf 'my bundle.tar' kbnode\n")
+}
+
 // TestNextStepsOfBundle says what became of the image.
 func TestNextStepsOfBundle(t *testing.T) {
 	t.Parallel()
@@ -64,6 +72,7 @@ func TestNextStepsOfBundle(t *testing.T) {
 		wants []string
 	}{
 		{image.Result{Name: "x:1", Action: image.ActionNone, Reason: "it is the bundle's", Current: &image.Image{ID: "sha256:1"}}, []string{"Nothing to change: node n", "Up to date: x:1 is sha256:1: it is the bundle's.\n"}},
+		{image.Result{Name: "x:1", Action: image.ActionSkipped, Reason: "it was refused", Current: &image.Image{ID: "sha256:1"}}, []string{"Nothing to change: node n", "\nx:1 stays sha256:1: it was refused.\n"}},
 		{image.Result{Name: "x:1", Action: image.ActionUpdated, Current: &image.Image{ID: "sha256:1"}}, []string{"0 changes were made.\nx:1 is now sha256:1.\n"}},
 		{image.Result{Action: image.ActionLater, Reason: "a job runs"}, []string{"The image comes later: a job runs; sudo kbnode image update --bundle 'my bundle.tar' waits for it.\n"}},
 	} {

@@ -38,8 +38,8 @@ changes when the job is done.
 On a terminal, install asks for a missing queue or token, and before it begins.
 The agent token comes from --token-file, BUILDKITE_AGENT_TOKEN, or an earlier install.
 
-Without internet, --bundle brings the agent and the jobs' image. On a node that has no
-image yet, slots take no jobs until it has passed its canary.
+Without internet, --bundle brings the agent and the jobs' image. On a new node that has
+no image yet, slots take no jobs until it has passed its canary.
 
 Exit code 2 also means that trying again later changes nothing: Buildkite refuses the
 token, the configuration is wrong, files of another setup are in the way, or the machine

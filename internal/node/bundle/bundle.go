@@ -87,6 +87,9 @@ type File struct {
 	Path string
 	// Fingerprint is the SHA-256 of the manifest, which has those of all else.
 	Fingerprint string
+	// SHA256 is that of the whole file, in hexadecimal, which other programs than kbnode can compare; "" if it was not made
+	// just now.
+	SHA256 string
 
 	f       *os.File
 	parts   map[string]*io.SectionReader

@@ -100,6 +100,13 @@ func Create(ctx context.Context, e Engine, o Options) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Say("computing the SHA-256 of %s", o.Path)
+	sum := sha256.New()
+	whole := metered{ctx: ctx, r: io.NewSectionReader(out.File, 0, w.at), read: func(int) {}}
+	if _, err := io.CopyBuffer(struct{ io.Writer }{sum}, whole, make([]byte, 1<<20)); err != nil {
+		return nil, fmt.Errorf("read bundle %s: %w", o.Path, err)
+	}
+	b.SHA256 = hex.EncodeToString(sum.Sum(nil))
 	if err := out.CloseAtomicallyReplace(); err != nil {
 		return nil, fmt.Errorf("write bundle: %w", err)
 	}

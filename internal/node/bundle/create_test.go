@@ -2,6 +2,7 @@ package bundle_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -133,6 +134,7 @@ func TestCreate(t *testing.T) {
 			must.Do(t, b.Check(t.Context(), true, func(int64, int64) {}))
 			must.Equal(t, made.Manifest, b.Manifest)
 			must.Equal(t, made.Fingerprint, b.Fingerprint)
+			must.Equal(t, fmt.Sprintf("%x", sha256.Sum256([]byte(must.Read(t, o.Path)))), made.SHA256)
 			image, err := io.ReadAll(b.OpenImage())
 			must.Do(t, err)
 			if string(image) != good || b.Kbnode.Version != "1.2.3" || b.Agent.Version != "3.139.0" || b.Image.Name != evalImage || b.Image.Digest != evalDigest {
