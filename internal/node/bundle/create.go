@@ -234,7 +234,15 @@ func (o Options) saveImage(ctx context.Context, e Engine, id string, write func(
 		return err
 	}
 	write(archive)
-	return archive.Close()
+	if err := archive.Close(); err != nil {
+		return err
+	}
+	// Nothing locks the name, which another kbnode may have given to another image meanwhile, or taken back.
+	have, err := e.Image(ctx, ImageName)
+	if err == nil && have.ID != id || errors.Is(err, docker.ErrNotFound) {
+		return fmt.Errorf("another kbnode of this machine used %s meanwhile, so the bundle may have another image; make the bundle again when that has ended", ImageName)
+	}
+	return err
 }
 
 // block is what a tar archive consists of, in bytes.

@@ -31,12 +31,16 @@ type engine struct {
 	store docker.Info
 	saves func() io.Reader // what it saves
 	names map[string]bool  // of kbnode
+	named string           // ID of the image with them
 	saved int
 }
 
 func (e *engine) Info(context.Context) (docker.Info, error) { return e.store, nil }
 
 func (e *engine) Image(_ context.Context, ref string) (docker.Image, error) {
+	if ref == bundle.ImageName && e.names[ref] {
+		return docker.Image{ID: e.named}, nil
+	}
 	if ref != evalImage {
 		return docker.Image{}, fmt.Errorf("look up image %s: %w", ref, docker.ErrNotFound)
 	}
@@ -45,7 +49,7 @@ func (e *engine) Image(_ context.Context, ref string) (docker.Image, error) {
 
 func (e *engine) Tag(_ context.Context, source, name string) error {
 	must.Equal(e.t, bundletest.ID, source)
-	e.names[name] = true
+	e.names[name], e.named = true, source
 	return nil
 }
 
@@ -104,6 +108,12 @@ func TestCreate(t *testing.T) {
 			}
 		}, says: "write bundle: image.tar: unexpected EOF"},
 		{name: "another program in place of kbnode", change: func(o *bundle.Options, _ *engine) { o.Kbnode = agent }, says: "is not kbnode; name its program for " + runtime.GOARCH},
+		{name: "a name that another kbnode gave to another image", change: func(_ *bundle.Options, e *engine) {
+			e.saves = func() io.Reader { e.named = evalDigest; return strings.NewReader(good) }
+		}, says: "another kbnode of this machine used " + bundle.ImageName},
+		{name: "a name that another kbnode took back", change: func(_ *bundle.Options, e *engine) {
+			e.saves = func() io.Reader { delete(e.names, bundle.ImageName); return strings.NewReader(good) }
+		}, says: "another kbnode of this machine used " + bundle.ImageName},
 		{name: "no agent", change: func(o *bundle.Options, _ *engine) { o.AgentBinary = "/bin/false" }, says: "/bin/false is not a buildkite-agent"},
 		{name: "another agent's version", change: func(o *bundle.Options, _ *engine) { o.AgentVersion = "3.138.3" }, says: "is buildkite-agent 3.139.0; leave out --agent-version 3.138.3"},
 		{name: "a directory that is not there", change: func(o *bundle.Options, _ *engine) { o.Path += "/x/b.tar" }, says: "write bundle: "},
