@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/bundletest"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -62,6 +63,24 @@ func TestStepsOfBundle(t *testing.T) {
 	var b strings.Builder
 	printSteps(term.Streams{Out: &b}, "abc", "my bundle.tar")
 	must.Contain(t, strings.ReplaceAll(b.String(), term.Unbroken, " "), "  SHA-256          abc\n", "\n  sha256sum 'my bundle.tar'\n  tar -xf 'my bundle.tar' kbnode\n")
+}
+
+// TestHeldSlots are named when an image came another way.
+func TestHeldSlots(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	warns := func(action string) string {
+		var b strings.Builder
+		warnHeld(term.Streams{Err: &b}, root, image.Result{Action: action})
+		return b.String()
+	}
+	must.Equal(t, "", warns(image.ActionUpdated))
+	must.Write(t, root, plan.DrainsPath, "")
+	must.Do(t, (&reconcile.Host{Root: root}).WriteDrains([]plan.Drain{
+		{Slot: 0, By: plan.ByOperator, Reason: "kbnode install --bundle has not tested the jobs' image yet"}, {Slot: 1, By: plan.ByOperator, Reason: "new fan"},
+	}))
+	must.Contain(t, strings.Join(strings.Fields(warns(image.ActionUpdated)), " "), "so gpu0 still takes no jobs; type sudo kbnode resume gpu0")
+	must.Equal(t, "", warns(image.ActionLater))
 }
 
 // TestNextStepsOfBundle says what became of the image.

@@ -64,7 +64,16 @@ func changeImages(ctx context.Context, s term.Streams, command string, auto, asJ
 			term.Printf(s.Out, "%s\n", text)
 		}
 	})
+	warnHeld(s, "/", r)
 	return term.ExitUnless(r.Action != image.ActionRefused && r.Action != image.ActionNewer && r.Action != image.ActionMoved, err)
+}
+
+// warnHeld says that slots still wait for kbnode install --bundle, although jobs have an image now.
+func warnHeld(s term.Streams, root string, r image.Result) {
+	held := node.HeldSlots(root)
+	if len(held) > 0 && (r.Action == image.ActionUpdated || r.Action == image.ActionNone || r.Action == image.ActionBack) {
+		s.Warn("kbnode install --bundle did not finish, so %s still %s no jobs; type sudo kbnode resume %s", strings.Join(held, ", "), text.Plural(len(held), "takes", "take"), strings.Join(held, " "))
+	}
 }
 
 // warned goes on with a warning in place of an error.

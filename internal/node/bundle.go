@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/bundle"
 	"github.com/gpu-mode/kbnode/internal/node/image"
+	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -175,6 +176,18 @@ func (i *installation) holdSlots(ctx context.Context) error {
 }
 
 func waitsForImage(d plan.Drain) bool { return d.By == plan.ByOperator && d.Reason == untilImage }
+
+// HeldSlots returns the names of slots, on the machine below root, that take no jobs because an installation with a bundle
+// did not end. Only that, or an operator, lets them take jobs again.
+func HeldSlots(root string) (names []string) {
+	drains, err := (&reconcile.Host{Root: root}).ReadDrains()
+	for _, d := range drains {
+		if err == nil && waitsForImage(d) {
+			names = append(names, plan.SlotName(d.Slot))
+		}
+	}
+	return names
+}
 
 // planAgain plans and compares with what was written since.
 func (i *installation) planAgain(ctx context.Context) (err error) {

@@ -206,6 +206,7 @@ func TestInstallBundleBesideJobs(t *testing.T) { // not parallel: it executes wh
 	must.Do(t, err)
 	must.Equal(t, image.ActionUpdated, report.Image.Action)
 	must.Equal(t, []string{"new fan"}, drainsOf(t, host)) // an operator's stays
+	must.Equal(t, 0, len(HeldSlots(host.Root)))
 	if slices.ContainsFunc(sd.Words(), startsAgent) {
 		t.Error("the agent of a drained slot was started")
 	}
@@ -242,6 +243,7 @@ func TestInstallBundleWaits(t *testing.T) { // not parallel: it executes what wa
 	_, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
 	must.Err(t, err, "was not tested: the load would disturb the timings of gpu0\neverything else was done; fix this and type AGAIN to continue; until then, slots take no jobs")
 	must.Equal(t, []string{untilImage}, drainsOf(t, host))
+	must.Equal(t, []string{"gpu0"}, HeldSlots(host.Root))
 
 	h.names[jobsImage] = "sha256:other" // it came another way
 	report, err := installsBundle(t, host, h, path, InstallOptions{}, &screen{})
