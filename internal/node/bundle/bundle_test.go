@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -276,6 +278,23 @@ func TestCheck(t *testing.T) {
 	last = ""
 	must.Do(t, b.Check(t.Context(), true, see))
 	must.Equal(t, "", last)
+}
+
+// TestImageOfAnotherFile notices that the file became another one after it was checked, as scp writes into it.
+func TestImageOfAnotherFile(t *testing.T) {
+	t.Parallel()
+	made := bundletest.Good()
+	path := made.Write(t)
+	b, err := bundle.Open(path)
+	must.Do(t, err)
+	defer b.Close() //nolint:errcheck // opened for reading
+	must.Do(t, b.Check(t.Context(), true, func(int64, int64) {}))
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must.Do(t, err)
+	_, err = f.WriteAt([]byte("x"), int64(strings.Index(must.Read(t, path), made.Image)))
+	must.Do(t, errors.Join(err, f.Close()))
+	_, err = io.Copy(io.Discard, b.OpenImage())
+	must.Err(t, err, "its image.tar has SHA-256 ")
 }
 
 // FuzzOpen reads any file to its end, or refuses it.

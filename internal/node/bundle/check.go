@@ -45,12 +45,9 @@ func (b *File) Check(ctx context.Context, image bool, report func(done, total in
 // OpenAgent returns the program of buildkite-agent. Reading its end fails if it is not what the manifest says.
 func (b *File) OpenAgent() io.Reader { return b.open(agentName) }
 
-// OpenImage returns the image, as docker save writes it, in which its name is ImageName. What Check has compared
-// is not compared again.
-func (b *File) OpenImage() io.Reader {
-	part := b.parts[imageName]
-	return io.NewSectionReader(part, 0, part.Size())
-}
+// OpenImage returns the image, as docker save writes it, in which its name is ImageName. Reading its end fails if it is not
+// what the manifest says, also if it was when Check compared it.
+func (b *File) OpenImage() io.Reader { return b.open(imageName) }
 
 // open returns a member. Reading its end fails if it is not what the manifest says.
 func (b *File) open(name string) io.Reader {

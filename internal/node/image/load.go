@@ -109,13 +109,13 @@ func (u *Updater) loaded(ctx context.Context, a Archive) (*docker.Image, error) 
 
 // unpack loads the image of an archive into the engine. No name of jobs moves.
 func (u *Updater) unpack(ctx context.Context, a Archive, o Options) (*docker.Image, error) {
-	err := a.Check(ctx, func(done, total int64) {
-		u.report(Progress{Layer: "bundle", Status: "checked", Current: done, Total: total})
-	})
-	if err != nil {
-		return nil, err
-	}
-	err = u.whileIdle(ctx, o, "the load", func(ctx context.Context) error {
+	err := u.whileIdle(ctx, o, "the load", func(ctx context.Context) error {
+		// Reading all of it disturbs timings, too, and while this waited the file may have become another one.
+		if err := a.Check(ctx, func(done, total int64) {
+			u.report(Progress{Layer: "bundle", Status: "checked", Current: done, Total: total})
+		}); err != nil {
+			return err
+		}
 		return u.withRoom(ctx, a.room(), func(ctx context.Context, report func(Progress)) error {
 			u.say("loading the image of %s (%s)", a.Source, text.Bytes(a.Size))
 			return u.Engine.Load(ctx, a.Open(), a.Size, func(p Progress) {

@@ -109,8 +109,9 @@ func TestLoad(t *testing.T) {
 		}, change: func(a *Archive) {
 			a.Check = func(context.Context, func(int64, int64)) error { return errors.New("it is not read again") }
 		}, action: ActionUpdated, stands: 7, loads: 1},
-		{name: "a busy node", prepare: func(_ *testing.T, w *world, _ string) { w.job(1, "job x") }, o: Options{Wait: time.Nanosecond},
-			action: ActionLater, reason: "the load would disturb the timings of gpu1"},
+		{name: "a busy node", prepare: func(_ *testing.T, w *world, _ string) { w.job(1, "job x") }, o: Options{Wait: time.Nanosecond}, change: func(a *Archive) {
+			a.Check = func(context.Context, func(int64, int64)) error { return errors.New("it is read beside jobs") }
+		}, action: ActionLater, reason: "the load would disturb the timings of gpu1"},
 		{name: "a busy node that is told to", prepare: func(_ *testing.T, w *world, _ string) { w.job(1, "job x") }, o: Options{Wait: time.Nanosecond, Beside: true},
 			action: ActionUpdated, stands: 7, loads: 1},
 		{name: "damaged", change: func(a *Archive) {
