@@ -82,7 +82,7 @@ const (
 	// blanks are also those that are none to the shell.
 	blanks = `\s\p{Zs}`
 	// secretWords are how names of flags and variables end whose value is a secret. A mistyped --token counts, too.
-	secretWords = `(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)`
+	secretWords = `(?:tok(?:en?)?|secret|passw(?:or)?d|(?:api|private)[-_]?key)` //nolint:gosec // words, and no secret
 	hiddenNames = `(?:^|[_=` + dashes + `])` + secretWords
 )
 
