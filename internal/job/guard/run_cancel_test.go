@@ -198,6 +198,24 @@ func TestRootIsCanceled(t *testing.T) {
 	<-done
 }
 
+// TestRootHasItsTime: job.time_limit is for jobs.
+func TestRootHasItsTime(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, asRoot, func(r *rig) { r.policy.TimeLimitSeconds = 1 })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if o, err := bootstrap.RunSpec(t.Context(), r.socket, rootSpec("x"), func(slot.FrameKind, []byte) {}); err != nil || o.Canceled || o.ExitCode != 7 {
+			t.Errorf("%+v, %v", o, err)
+		}
+	}()
+	out := <-r.engine.attached
+	time.Sleep(1200 * time.Millisecond) // more than the limit
+	r.engine.end()
+	_ = out.Close()
+	<-done
+}
+
 // TestRootIsClearedAway: root's job whose container someone removes, as the cleaner does for an agent
 // that starts, counts as canceled.
 func TestRootIsClearedAway(t *testing.T) {

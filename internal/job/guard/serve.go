@@ -137,7 +137,8 @@ func (g *guard) serve(ctx context.Context, client *net.UnixConn, r *jobRun) (_ s
 		parked, err := g.clear(ctx, string(body))
 		return slot.Outcome{Reason: parked}, err
 	}
-	if limit := time.Duration(g.policy.TimeLimitSeconds) * time.Second; limit > 0 {
+	// What root runs has a limit of its own, which leaves hooks their time.
+	if limit := time.Duration(g.policy.TimeLimitSeconds) * time.Second; limit > 0 && !r.root {
 		end := time.AfterFunc(limit, func() { cancel(&lateError{limit}) })
 		defer end.Stop()
 	}
