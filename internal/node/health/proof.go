@@ -29,10 +29,12 @@ type proof struct {
 	Since  time.Duration `json:"since"`            // by State.Age
 	Reset  time.Duration `json:"reset,omitempty"`  // gpu.Reset then
 	Passed []int         `json:"passed,omitempty"` // slots
-	Failed int           `json:"failed,omitempty"` // in a row
-	Tried  time.Duration `json:"tried,omitempty"`  // when one ended that did not pass, by State.Age; 0 if none did since then
-	Why    string        `json:"why,omitempty"`    // Text of the last one
-	Last   int           `json:"last"`             // its slot; -1 if there was none
+	Bad    []int         `json:"bad,omitempty"`    // slots whose last one failed
+	Failed int           `json:"failed,omitempty"` // since there was no bad slot
+	Tried  time.Duration `json:"tried,omitempty"`  // when the last one ended that did not pass, by State.Age; 0 if that is over
+	Why    string        `json:"why,omitempty"`    // Text of that one
+	Did    string        `json:"did,omitempty"`    // Text of the last one that passed
+	Last   int           `json:"last"`             // slot of the last one; -1 if there was none
 }
 
 // fault names the fault of a GPU for people.
@@ -48,17 +50,23 @@ func (o *proof) take(e Evaluation, began, now time.Duration) {
 	if began < o.Since { // before the GPU's last fault or reset
 		return
 	}
-	o.Tried, o.Why, o.Last = max(now, 1), e.Text, e.Slot
-	switch {
-	case !e.Ended:
-	case !e.Passed:
-		o.Failed++
-	default:
-		o.Failed, o.Tried = 0, 0
-		if !slices.Contains(o.Passed, e.Slot) {
-			o.Passed = append(o.Passed, e.Slot)
-		}
+	o.Last = e.Slot
+	if e.Ended {
+		its := func(slot int) bool { return slot == e.Slot }
+		o.Passed, o.Bad = slices.DeleteFunc(o.Passed, its), slices.DeleteFunc(o.Bad, its)
 	}
+	switch {
+	case e.Passed:
+		o.Passed, o.Did = append(o.Passed, e.Slot), e.Text
+		if len(o.Bad) == 0 {
+			o.Failed, o.Tried = 0, 0
+		}
+		return
+	case e.Ended:
+		o.Bad = append(o.Bad, e.Slot)
+		o.Failed++
+	}
+	o.Tried, o.Why = max(now, 1), e.Text
 }
 
 // due reports whether it is time for an evaluation.
@@ -67,10 +75,10 @@ func (o *proof) due(now time.Duration) bool {
 }
 
 // holds reports whether a proof that a GPU owes keeps jobs from one of its slots. One that has passed takes them while another
-// cannot be evaluated, as one that an operator drained, unless the GPU fails again and again.
+// cannot be evaluated, as one that an operator drained, but not after another has failed: the GPU may compute wrongly.
 func (j *judge) holds(id string, slot int) bool {
 	i := slices.IndexFunc(j.s.GPUs, func(g gpu) bool { return g.ID == id && g.Proof != nil })
-	return i < 0 || j.s.GPUs[i].Proof.Failed >= proofTries || !slices.Contains(j.s.GPUs[i].Proof.Passed, slot)
+	return i < 0 || j.s.GPUs[i].Proof.Failed > 0 || !slices.Contains(j.s.GPUs[i].Proof.Passed, slot)
 }
 
 // Due returns the slots in which it is time for an evaluation, in the order of their turns: after a GPU's last one come the
@@ -123,7 +131,7 @@ func (j *judge) prove() {
 		}
 		owes := g.Proof != nil && len(mine) > 0 // another one may be removed and come back
 		if owes && !slices.ContainsFunc(mine, func(s Slot) bool { return !slices.Contains(g.Proof.Passed, s.Index) }) {
-			j.clear("a short evaluation passed: "+g.Proof.Why, hasKey(k))
+			j.clear("a short evaluation passed: "+g.Proof.Did, hasKey(k))
 			g.Proof, owes = nil, false
 		}
 		var m Mark

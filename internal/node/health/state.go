@@ -149,7 +149,7 @@ func (s State) clone() State {
 		g.Recent, g.Xids, g.Faults = slices.Clone(g.Recent), slices.Clone(g.Xids), slices.Clone(g.Faults)
 		if g.Proof != nil {
 			owed := *g.Proof
-			owed.Passed = slices.Clone(owed.Passed)
+			owed.Passed, owed.Bad = slices.Clone(owed.Passed), slices.Clone(owed.Bad)
 			g.Proof = &owed
 		}
 	}
