@@ -1,13 +1,16 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/machine/docker"
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/health"
@@ -136,5 +139,50 @@ func TestWithoutImage(t *testing.T) {
 	torn, _, err := withoutImage("eval:1", dir)
 	if passed || torn || err == nil {
 		t.Errorf("%t, %t, %v", passed, torn, err)
+	}
+}
+
+// TestImageToProve takes the image that jobs had before where the one that pipelines name is not there.
+func TestImageToProve(t *testing.T) {
+	t.Parallel()
+	const passed, failed = `, "canary": {"passed": true}`, `, "canary": {"passed": false}`
+	broken := errors.New("the engine does not answer")
+	for name, row := range map[string]struct {
+		has    string // by the engine
+		kept   string // images.json
+		broken string // what the engine does not answer for
+		want   string
+		err    error
+	}{
+		"the one that pipelines name": {has: "eval:2 sha256:1", want: "ID of eval:2"},
+		"the one before":              {has: "sha256:1", kept: passed, want: "ID of sha256:1"},
+		"one whose canary failed":     {has: "sha256:1", kept: failed},
+		"one that no canary ran":      {has: "sha256:1", kept: " "},
+		"one that is gone":            {kept: passed},
+		"none":                        {},
+		"an engine that hangs":        {has: "sha256:1", kept: passed, broken: "eval:2", err: broken},
+		"an engine that hangs then":   {has: "sha256:1", kept: passed, broken: "sha256:1", err: broken},
+	} {
+		dir := t.TempDir()
+		if row.kept != "" {
+			must.Write(t, dir, "images.json", `{"schema": 1, "name": "eval:1", "current": {"id": "sha256:1", "since": "2026-11-21T12:00:00Z"`+row.kept+`}}`)
+		}
+		id, err := imageToProve(t.Context(), func(_ context.Context, ref string) (docker.Image, error) {
+			switch {
+			case ref == row.broken:
+				return docker.Image{}, broken
+			case slices.Contains(strings.Fields(row.has), ref):
+				return docker.Image{ID: "ID of " + ref}, nil
+			}
+			return docker.Image{}, docker.ErrNotFound
+		}, "eval:2", dir)
+		if id != row.want || !errors.Is(err, row.err) {
+			t.Errorf("%s: %q, %v", name, id, err)
+		}
+	}
+	dir := t.TempDir()
+	must.Write(t, dir, "images.json", `{torn`)
+	if _, err := imageToProve(t.Context(), func(context.Context, string) (docker.Image, error) { return docker.Image{}, docker.ErrNotFound }, "eval:2", dir); err == nil {
+		t.Error("a torn file is none")
 	}
 }

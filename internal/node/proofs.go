@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 )
 
-// Evaluate implements daemon.Node with the image that the node's pipelines name, by its ID: an update may move the name.
+// Evaluate implements daemon.Node with an image by its ID: an update may move the name.
 func (l *live) Evaluate(ctx context.Context, k int) (passed bool, says string, err error) {
 	policy, err := slot.ReadPolicy("/", k)
 	if err != nil {
@@ -21,18 +21,39 @@ func (l *live) Evaluate(ctx context.Context, k int) (passed bool, says string, e
 	if err != nil {
 		return false, "", err
 	}
-	have, err := engine.Image(ctx, policy.NodeImage)
+	id, err := imageToProve(ctx, engine.Image, policy.NodeImage, plan.ImageDir)
 	_ = engine.Close()
-	if errors.Is(err, docker.ErrNotFound) {
-		return withoutImage(policy.NodeImage, plan.ImageDir)
-	}
 	if err != nil {
 		return false, "", err
 	}
-	return (&image.Machine{}).Prove(ctx, policy, have.ID)
+	if id == "" {
+		return withoutImage(policy.NodeImage, plan.ImageDir)
+	}
+	return (&image.Machine{}).Prove(ctx, policy, id)
 }
 
-// withoutImage is Evaluate on a node that does not have the image now. One that kbnode image update never fetched would
+// imageToProve returns the ID of the image that the node's pipelines name, or, until an update has brought that, as after a
+// change of image.name, of the one that jobs had before, if its canary passed. "" means that the engine has neither.
+func imageToProve(ctx context.Context, find func(context.Context, string) (docker.Image, error), name, dir string) (id string, err error) {
+	have, err := find(ctx, name)
+	if !errors.Is(err, docker.ErrNotFound) {
+		return have.ID, err
+	}
+	kept, err := image.Read(dir)
+	if err != nil {
+		return "", err
+	}
+	if c := kept.Current; c == nil || c.Canary == nil || !c.Canary.Passed {
+		return "", nil
+	}
+	have, err = find(ctx, kept.Current.ID)
+	if errors.Is(err, docker.ErrNotFound) {
+		return "", nil
+	}
+	return have.ID, err
+}
+
+// withoutImage is Evaluate on a node that has no image to prove with. One that kbnode image update never fetched would
 // keep the GPU out of service forever; another one is missed.
 func withoutImage(name, dir string) (passed bool, says string, err error) {
 	kept, err := image.Read(dir)
