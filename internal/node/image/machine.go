@@ -35,6 +35,7 @@ const submission = `def custom_kernel(data):
 const (
 	maxOutput = 4 << 10 // bytes of a canary's output that are kept
 	maxReason = 300     // bytes
+	smokeSize = 64      // edge of the matrices that a canary multiplies
 )
 
 // ErrNoNode means that there are no slots.
@@ -94,7 +95,7 @@ func (m *Machine) slots(h *reconcile.Host) ([]Slot, error) {
 // It uses the strict profile, which evaluations ask for, and if that fails the slot's profile. The
 // error is errJob if a job of the agent's goes first.
 func (m *Machine) Canary(ctx context.Context, slot Slot, imageID string) (Canary, error) {
-	doc, err := Smoke()
+	doc, err := payloadOf(map[string]int{"size": smokeSize, "visible": visibleGPUs(slot.policy)})
 	if err != nil {
 		return Canary{}, err
 	}
@@ -144,8 +145,8 @@ func (m *Machine) evaluate(ctx context.Context, p plan.JobPolicy, imageID, profi
 }
 
 // Smoke returns the payload, as JSON, of an evaluation that passes in any image that can
-// evaluate submissions.
-func Smoke() ([]byte, error) { return payloadOf(map[string]int{"size": 64}) }
+// evaluate submissions. It is a canary of any slot.
+func Smoke() ([]byte, error) { return payloadOf(map[string]int{"size": smokeSize}) }
 
 // payloadOf returns the payload of smoke.py with a test case.
 func payloadOf(test map[string]int) ([]byte, error) {

@@ -74,8 +74,10 @@ if torch and torch.version.cuda is None and getattr(torch.version, "hip", None) 
     torch = None  # made for CPUs
 if torch is None and gpus:
     copies()
-# CDI says "void" in every container, to NVIDIA's own runtime; only slots with GPUs have the other variable.
-without = os.environ.get("NVIDIA_VISIBLE_DEVICES") == "void" and not os.environ.get("CUDA_VISIBLE_DEVICES")
+if "visible" in case:
+    without = case["visible"] == "0"
+else:  # CDI says "void" in every container, to NVIDIA's own runtime; only slots with GPUs, or images, set the other variable.
+    without = os.environ.get("NVIDIA_VISIBLE_DEVICES") == "void" and not os.environ.get("CUDA_VISIBLE_DEVICES")
 if torch is None or without and not gpus:
     verdict(True, "")  # the slot has no GPU
 if not torch.cuda.is_available():

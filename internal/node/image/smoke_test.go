@@ -63,6 +63,7 @@ def equal(a, b): return a.of == b.of and EQUAL
 		name, torch, submission, gpus, reason string
 
 		prove    int // GPUs; 0 is a canary
+		slot     int // what a canary knows of its slot's GPUs: n + 1 of them; 0 is nothing
 		cuda     string
 		visible  string // CUDA_VISIBLE_DEVICES
 		computed string
@@ -72,6 +73,8 @@ def equal(a, b): return a.of == b.of and EQUAL
 		{name: "a GPU that is not seen", torch: with(`"12.4"`, "False", "True"), reason: "torch 2.9 sees no GPU"},
 		{name: "a slot without a GPU", torch: with(`"12.4"`, "False", "True"), gpus: "void"},
 		{name: "a GPU of CDI that is not seen", torch: with(`"12.4"`, "False", "True"), gpus: "void", visible: "GPU-1", reason: "torch 2.9 sees no GPU"},
+		{name: "a slot without a GPU, and an image that names one", torch: with(`"12.4"`, "False", "True"), gpus: "void", visible: "0", slot: 1},
+		{name: "a slot's GPU that is not seen", torch: with(`"12.4"`, "False", "True"), gpus: "void", slot: 2, reason: "torch 2.9 sees no GPU"},
 		{name: "a GPU that computes wrongly", torch: with(`"12.4"`, "True", "False"), reason: "torch 2.9 multiplies wrongly on the GPU", wrong: true},
 		{name: "GPUs of CDI to prove", torch: with(`"12.4"`, "True", "True"), prove: 2, gpus: "void", visible: "GPU-1,GPU-2", computed: "torch 2.9 multiplied matrices on each GPU"},
 		{name: "one of CDI to prove that computes wrongly", torch: with(`"12.4"`, "True", "False"), prove: 1, gpus: "void", reason: "torch 2.9 multiplies wrongly on the GPU", wrong: true},
@@ -99,6 +102,9 @@ def equal(a, b): return a.of == b.of and EQUAL
 			test := map[string]int{"size": 64}
 			if tt.prove > 0 {
 				test["gpus"] = tt.prove
+			}
+			if tt.slot > 0 {
+				test["visible"] = tt.slot - 1
 			}
 			doc, err := json.Marshal(map[string]any{
 				"lang": "py", "mode": "test", "main": "smoke.py", "tests": []map[string]int{test}, "benchmarks": []string{},
