@@ -94,6 +94,8 @@ func (u *Updater) evaluate(ctx context.Context, slot Slot, id string) Evaluation
 	switch {
 	case slot.Away != "":
 		e.Missed = slot.Away
+	case slot.Owes != "": // the daemon evaluates it
+		e.Missed = slot.Owes
 	case slot.Job != "":
 		e.Missed = slot.Job + " runs in it"
 	default:

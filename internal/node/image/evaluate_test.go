@@ -21,7 +21,7 @@ import (
 func TestEvaluate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.slots = []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1", Away: "it is parked: dirty"}, {Index: 2, Name: "gpu2", Job: "job 7"}, {Index: 3, Name: "gpu3"}}
+	w.slots = []Slot{{Index: 0, Name: "gpu0"}, {Index: 1, Name: "gpu1", Away: "it is parked: dirty"}, {Index: 2, Name: "gpu2", Job: "job 7"}, {Index: 3, Name: "gpu3"}, {Index: 4, Name: "gpu4", Owes: "gpu.proof"}}
 	w.onCanary = func(_ context.Context, slot Slot) error {
 		if slot.Index == 3 { // a job comes while it runs
 			return errJob
@@ -39,6 +39,7 @@ func TestEvaluate(t *testing.T) {
 		{Index: 1, Canary: Canary{Slot: "gpu1"}, Missed: "it is parked: dirty"},
 		{Index: 2, Canary: Canary{Slot: "gpu2"}, Missed: "job 7 runs in it"},
 		{Index: 3, Canary: Canary{Slot: "gpu3"}, Missed: "a job started and went first"},
+		{Index: 4, Canary: Canary{Slot: "gpu4"}, Missed: "gpu.proof"},
 	}
 	for _, atOnce := range []bool{false, true} {
 		got, err := u.Evaluate(t.Context(), atOnce)

@@ -57,6 +57,9 @@ type Slot struct {
 	Name  string
 	Away  string // why no canary can run in it; "" if one can
 	Job   string // what runs in it; "" if it is idle
+	// Owes says that jobs are kept from it until its GPU has passed an evaluation, for which there must be an image: a canary
+	// runs in it if in no other one, and says nothing about the image if it fails. "" means that they are not.
+	Owes string
 
 	policy plan.JobPolicy
 }

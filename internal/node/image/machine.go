@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/job/bootstrap"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
@@ -78,12 +78,18 @@ func (m *Machine) slots(h *reconcile.Host) ([]Slot, error) {
 		case len(now.Containers) > 0:
 			s.Job = "container " + now.Containers[0]
 		}
-		if i := slices.IndexFunc(drains, func(d plan.Drain) bool { return d.Slot == p.Slot && d.By != plan.ByOperator }); i >= 0 {
-			// A slot that an operator drained may be used; canaries may be the reason.
-			s.Away = drains[i].String()
-		} else if len(now.Parked) > 0 {
+		for _, d := range drains {
+			switch {
+			case d.Slot != p.Slot || d.By == plan.ByOperator: // which may be used; canaries may be the reason
+			case d.By == health.CheckProof:
+				s.Owes = d.String()
+			default:
+				s.Away = cmp.Or(s.Away, d.String())
+			}
+		}
+		if s.Away == "" && len(now.Parked) > 0 {
 			s.Away = "it is parked: " + now.Parked[0].Reason
-		} else if _, err := os.Stat(p.Socket); err != nil {
+		} else if _, err := os.Stat(p.Socket); s.Away == "" && err != nil {
 			s.Away = p.Socket + " is missing; systemctl status " + plan.JobSocket(p.Slot) + " says why"
 		}
 		list = append(list, s)

@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/job"
 	"github.com/gpu-mode/kbnode/internal/machine/host"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
+	"github.com/gpu-mode/kbnode/internal/node/health"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -195,6 +196,20 @@ func TestSlots(t *testing.T) {
 	got, err = m.slots(&reconcile.Host{Root: root})
 	if err != nil || len(got) != 1 || got[0].Job != "job unknown" || got[0].Away != "" {
 		t.Errorf("%+v, %v", got, err)
+	}
+	// Its GPU owes an evaluation, and then something else keeps jobs away, too.
+	drained := &reconcile.Host{Root: t.TempDir()}
+	must.Do(t, os.MkdirAll(filepath.Join(drained.Root, filepath.Dir(plan.DrainsPath)), 0o755))
+	drains := []plan.Drain{{Slot: 7, By: "gpu.lost"}, {Slot: 77, By: plan.ByOperator}, {Slot: 77, By: health.CheckProof, Reason: "it owes one"}}
+	for _, other := range []string{"", "gpu.repeats"} {
+		if other != "" {
+			drains = append(drains, plan.Drain{Slot: 77, By: other, Reason: "often"})
+		}
+		must.Do(t, drained.WriteDrains(drains))
+		got, err = m.slots(drained)
+		if err != nil || !strings.Contains(got[0].Owes, "it owes one") || (got[0].Away != "") != (other != "") {
+			t.Errorf("%+v, %v", got, err)
+		}
 	}
 	m.Policies[0].Socket += ".gone"
 	got, err = m.Slots(t.Context())

@@ -274,6 +274,31 @@ func TestUpdate(t *testing.T) {
 			}, o: auto, err: "no slot can try the image; gpu0: it is parked; gpu1: it is broken", stands: 1,
 		},
 		{
+			name: "slots that owe an evaluation", change: func(w *world) {
+				w.registry[name] = digest(2)
+				w.slots[0].Owes, w.slots[1].Owes = "gpu.proof", "gpu.proof"
+				delete(w.names, name)
+			}, o: auto, action: ActionUpdated, stands: 2,
+		},
+		{
+			name: "one that does, and one that is busy", change: func(w *world) {
+				w.registry[name], w.slots[0].Owes = digest(2), "gpu.proof"
+				w.job(1, "job x")
+			}, o: Options{Beside: true, Wait: time.Millisecond}, action: ActionLater, reason: "no slot is idle", stands: 1,
+		},
+		{
+			name: "one that does and fails", change: func(w *world) {
+				w.registry[name], w.slots[0].Owes, w.slots[1].Away = digest(2), "gpu.proof", "it is parked"
+				w.bad[id(1)], w.bad[id(2)] = true, true
+			}, o: auto, err: "no slot can try the image; gpu0: its GPU may be at fault: it fails; gpu1: it is parked", stands: 1,
+		},
+		{
+			name: "a bad image where the current one passes", change: func(w *world) {
+				w.registry[name], w.slots[0].Owes, w.slots[1].Owes = digest(2), "gpu.proof", "gpu.proof"
+				w.bad[id(2)] = true
+			}, o: auto, action: ActionRefused, stands: 1,
+		},
+		{
 			name: "a slot in which nothing can be tried", change: func(w *world) {
 				w.registry[name] = digest(2)
 				w.onCanary = func(_ context.Context, s Slot) error {
@@ -382,6 +407,8 @@ func TestFirstIsBad(t *testing.T) {
 		{"a bad image, and no other slot is fit", func(w *world) { w.bad[id(1)], w.slots[1].Away = true, "it is parked" }, ActionRefused, 2, 0},
 		{"a bad image, and the other slot is busy", func(w *world) { w.bad[id(1)] = true; w.job(1, "job x") }, ActionLater, 2, 0},
 		{"a bad slot", func(w *world) { w.fails = 2 }, ActionUpdated, 3, 1},
+		{"a bad image, and a slot that owes an evaluation", func(w *world) { w.bad[id(1)], w.slots[0].Owes = true, "gpu.proof" }, ActionRefused, 4, 0},
+		{"slots that owe one, of which one is bad", func(w *world) { w.fails, w.slots[0].Owes, w.slots[1].Owes = 2, "gpu.proof", "gpu.proof" }, ActionUpdated, 3, 1},
 		{"a bad slot, and one where nothing can be tried", func(w *world) {
 			w.fails, w.slots = 2, append(w.slots, Slot{Index: 2, Name: "gpu2"})
 			w.onCanary = func(_ context.Context, s Slot) error {
@@ -402,6 +429,19 @@ func TestFirstIsBad(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOwedEvaluation tries the first image in the only slot, whose GPU may be what fails: that refuses no image.
+func TestOwedEvaluation(t *testing.T) {
+	t.Parallel()
+	w, dir := newWorld(t), t.TempDir()
+	w.bad[id(1)], w.slots = true, []Slot{{Name: "gpu0", Owes: "gpu.proof"}}
+	if r, err := w.updater(dir).Update(t.Context(), Options{}); !errors.Is(err, errNoSlot) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	must.Equal(t, 0, len(w.outcome(t, dir).Refused))
+	w.bad[id(1)] = false
+	mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
 }
 
 // TestByHandStays checks that the nightly update respects decisions made by hand.

@@ -114,7 +114,8 @@ var ErrKilled = errors.New("it was killed before it reported anything")
 
 // canary runs the candidate in one idle slot. If it fails, it runs once more, and then the
 // current image does. If that fails too, the slot is unfit, and another one is tried. Without a current image that
-// has passed, the slot may be at fault as well as the image, so another slot decides, if there is one.
+// has passed, the slot may be at fault as well as the image, so another slot decides, if there is one. A failure in a slot
+// whose GPU owes an evaluation decides nothing.
 func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 	unfit := map[int]string{}
 	id, cur := u.state.Candidate.ID, u.state.Current
@@ -153,6 +154,9 @@ func (u *Updater) canary(ctx context.Context, o Options) (Canary, error) {
 		case err != nil:
 			unfit[slot.Index] = err.Error()
 			continue
+		case slot.Owes != "" && !verdict.Passed && !control.Passed:
+			unfit[slot.Index] = "its GPU may be at fault: " + verdict.Reason
+			continue
 		case verdict.Passed, control.Passed, failed != nil:
 			return verdict, nil
 		case !proven:
@@ -172,7 +176,8 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 	reasons := ""
 	err = u.await(ctx, end, func(slots []Slot) string {
 		var busy, away []string
-		for _, s := range slots {
+		owing := -1
+		for i, s := range slots {
 			if s.Away == "" {
 				s.Away = unfit[s.Index]
 			}
@@ -181,10 +186,16 @@ func (u *Updater) idleSlot(ctx context.Context, end time.Time, unfit map[int]str
 				away = append(away, s.Name+": "+s.Away)
 			case s.Job != "":
 				busy = append(busy, s.Name)
+			case s.Owes != "":
+				owing = i
 			default:
 				found, reasons = s, ""
 				return ""
 			}
+		}
+		if len(busy) == 0 && owing >= 0 {
+			found, reasons = slots[owing], ""
+			return ""
 		}
 		if len(busy) == 0 {
 			reasons = strings.Join(away, "; ")
