@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// proofTime bounds an evaluation, with all that starts and ends it: in two profiles, each with three hooks of ten minutes.
-	proofTime = 90 * time.Minute
+	// proofTime bounds an evaluation, in two profiles, with all that starts and ends it but hooks.
+	proofTime = 30 * time.Minute
 	// stopTime is how long one may take to end with the daemon.
 	stopTime = 20 * time.Second
 	// maxWhy bounds why one did not end, in characters.
@@ -58,14 +58,14 @@ func (e *evaluations) close() {
 	}
 }
 
-// begin calls run beside the loop, and then done, unless another one runs or is to be judged.
-func (e *evaluations) begin(run func(context.Context) health.Evaluation, done func()) (began bool) {
+// begin calls run beside the loop, with a time limit, and then done, unless another one runs or is to be judged.
+func (e *evaluations) begin(within time.Duration, run func(context.Context) health.Evaluation, done func()) (began bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stop != nil || len(e.ended) > 0 {
 		return false
 	}
-	ctx, stop := context.WithTimeout(context.Background(), proofTime)
+	ctx, stop := context.WithTimeout(context.Background(), within)
 	e.stop = stop
 	e.wait.Go(func() {
 		result := run(ctx)
@@ -92,8 +92,12 @@ func (d *daemonLoop) evaluate() {
 		if d.stampOf(d.plan) != d.stamp { // an operator may have drained the slot since the drains were read; the next pass reads them
 			return
 		}
-		began := d.evaluations.begin(func(ctx context.Context) health.Evaluation {
-			result, err := limit.Call(d.Root, "the evaluation in "+plan.SlotName(k), proofTime+stopTime, func() (health.Evaluation, error) {
+		within := proofTime
+		if p, err := slot.ReadPolicy(d.Root, k); err == nil { // else it does not run
+			within += 6 * p.HookLimit() // in each profile, an epilog may be due, and a job has both
+		}
+		began := d.evaluations.begin(within, func(ctx context.Context) health.Evaluation {
+			result, err := limit.Call(d.Root, "the evaluation in "+plan.SlotName(k), within+stopTime, func() (health.Evaluation, error) {
 				passed, says, err := d.Node.Evaluate(ctx, k)
 				return health.Evaluation{Slot: k, Began: now, Ended: true, Passed: passed, Text: says}, err
 			})

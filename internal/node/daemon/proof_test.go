@@ -80,12 +80,13 @@ func (n *fakeNode) owes(t *testing.T, says string) {
 func TestProof(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
 		all := n.tries(t)
+		must.Write(t, n.root, plan.SlotPolicyPath(1), `{"slot": 1, "hooks": {"limit_seconds": 600}}`)
 		log, _ := running(t, n, Options{})
 		n.serves(t, 0, 1)
 		n.fail(t, 1)
 		all.check(t, 1, 1)
 		n.owes(t, "takes jobs again when a short evaluation has passed")
-		later(80 * time.Minute) // as with slow hooks
+		later(80 * time.Minute) // with six hooks of ten minutes
 		all.check(t, 1, 1)
 		all.answers <- errFails
 		later(time.Second)
@@ -125,7 +126,7 @@ func TestProofThatHangs(t *testing.T) {
 		n.fail(t, 0)
 		later(10 * time.Minute)
 		n.serves(t)
-		later(90 * time.Minute)
+		later(30 * time.Minute)
 		n.owes(t, "which could not run: the evaluation in gpu1")
 	})
 }
