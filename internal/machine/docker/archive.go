@@ -40,7 +40,7 @@ func (e *Engine) Save(ctx context.Context, ref, arch string) (io.ReadCloser, err
 // engine says nothing until it has all of it.
 func (e *Engine) Load(ctx context.Context, archive io.Reader, size int64, report func(Progress)) error {
 	// The client may still read the archive when the engine has answered, or the load was given up.
-	var mu sync.Mutex
+	var reading, mu sync.Mutex
 	ended, cause := false, error(nil)
 	forward := func(p Progress) {
 		mu.Lock()
@@ -51,6 +51,8 @@ func (e *Engine) Load(ctx context.Context, archive io.Reader, size int64, report
 	}
 	sent := int64(0)
 	body := readFunc(func(p []byte) (int, error) {
+		reading.Lock()
+		defer reading.Unlock()
 		n, err := archive.Read(p)
 		sent += int64(n)
 		if err != nil && !errors.Is(err, io.EOF) {
@@ -70,13 +72,18 @@ func (e *Engine) Load(ctx context.Context, archive io.Reader, size int64, report
 		return decoded{res}, nil
 	})
 	mu.Lock()
-	defer mu.Unlock()
 	ended = true
+	mu.Unlock()
+	if err == nil { // the engine needs no more of it, but at its end the archive may say that it is not the one that was checked
+		_, err = io.Copy(io.Discard, body)
+	}
+	mu.Lock()
+	defer mu.Unlock()
 	switch {
-	case err == nil:
-		return nil
 	case cause != nil:
 		return fmt.Errorf("load image: %w", cause)
+	case err == nil:
+		return nil
 	case slices.ContainsFunc(fullDisk, func(says string) bool { return strings.Contains(strings.ToLower(err.Error()), says) }):
 		return fmt.Errorf("load image: %w: %s", ErrDiskFull, text.Line(err.Error(), maxText))
 	}

@@ -5,8 +5,10 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -75,5 +77,35 @@ func TestLoad(t *testing.T) {
 				t.Errorf("%v; want %v %q", err, tt.err, tt.says)
 			}
 		})
+	}
+}
+
+// TestLoadToTheEnd reads an archive to its end, also if the engine answers before that.
+func TestLoadToTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, end := range []error{io.EOF, errors.New("it is another one")} {
+		const text = "an archive"
+		e := answering(t, map[string]http.HandlerFunc{"POST /images/load": func(w http.ResponseWriter, r *http.Request) {
+			_, err := io.ReadFull(r.Body, make([]byte, len(text)))
+			must.Do(t, errors.Join(err, http.NewResponseController(w).EnableFullDuplex()))
+			says(200, `{"stream":"Loaded image: x:y\n"}`)(w, r)
+		}})
+		answered := make(chan struct{})
+		rest := readFunc(func([]byte) (int, error) {
+			<-answered
+			time.Sleep(100 * time.Millisecond) // the answer is read to its end
+			return 0, end
+		})
+		var once sync.Once
+		err := e.Load(t.Context(), io.MultiReader(strings.NewReader(text), rest), int64(len(text)), func(p Progress) {
+			if p.Layer == "" {
+				once.Do(func() { close(answered) })
+			}
+		})
+		if errors.Is(end, io.EOF) {
+			must.Do(t, err)
+		} else {
+			must.Err(t, err, "load image: it is another one")
+		}
 	}
 }
