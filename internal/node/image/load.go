@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -68,6 +69,7 @@ func (u *Updater) load(ctx context.Context, a Archive, tagged *docker.Image, o O
 	if cur.passed() && cur.ID == have.ID && tagged != nil && tagged.ID == cur.ID {
 		// It was here before, from a registry or another archive.
 		cur.Archive = a.SHA256
+		u.state.forgive(a.SHA256)
 		u.state.abandon()
 		if err := u.save(); err != nil {
 			return Result{}, err
@@ -162,15 +164,15 @@ func (u *Updater) Present(ctx context.Context) (bool, error) {
 	return i != nil, err
 }
 
-// Left reports whether an unattended Load brought an archive last, and its image is neither current nor on its way any more:
-// its canary failed, someone rolled it back, or chose another one.
+// Left reports whether an unattended Load leaves an archive alone. Its image is neither current nor on its way: its canary
+// failed, someone rolled it back, or an unattended Load brought it last, and someone chose another one since.
 func (s *State) Left(archive string) bool {
 	for _, i := range []*Image{s.Current, s.Candidate} {
 		if i != nil && i.Archive == archive {
 			return false
 		}
 	}
-	return s.Installed == archive
+	return s.Installed == archive || slices.Contains(s.RefusedArchives, archive)
 }
 
 // Has reports whether an image was loaded from an archive with this SHA-256, and not dropped since.

@@ -75,9 +75,36 @@ func TestLoad(t *testing.T) {
 		}, o: Options{Auto: true}, action: ActionUpdated, stands: 7, loads: 2},
 		{name: "unattended, one that came by hand and was rolled back since", prepare: func(t *testing.T, w *world, dir string) {
 			loads(7)(t, w, dir)
-			mustDo(t, ActionNone)(w.updater(dir).Load(t.Context(), archive(7), Options{Auto: true}))
 			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
 		}, o: Options{Auto: true}, action: ActionSkipped, stands: 0, loads: 1},
+		{name: "unattended, one that came by hand and failed", prepare: func(t *testing.T, w *world, dir string) {
+			w.bad[id(7)] = true
+			mustDo(t, ActionRefused)(w.updater(dir).Load(t.Context(), archive(7), Options{}))
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 0, loads: 1},
+		{name: "unattended, after one that came by hand", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			loads(8)(t, w, dir)
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 8, loads: 2},
+		{name: "unattended, after a rollback and another one", prepare: func(t *testing.T, w *world, dir string) {
+			loadsUnattended(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+			loadsUnattended(8)(t, w, dir)
+		}, o: Options{Auto: true}, action: ActionSkipped, stands: 8, loads: 2},
+		{name: "unattended, one that was rolled back and taken again", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+			loads(7)(t, w, dir)
+			loads(8)(t, w, dir)
+		}, o: Options{Auto: true}, action: ActionUpdated, stands: 7, loads: 3},
+		{name: "unattended, one that was rolled back and fetched since", prepare: func(t *testing.T, w *world, dir string) {
+			loads(7)(t, w, dir)
+			mustDo(t, ActionBack)(w.updater(dir).Rollback(t.Context(), "slow"))
+			mustDo(t, ActionUpdated)(w.updater(dir).Update(t.Context(), Options{}))
+			a := archive(7)
+			a.Open = archive(1).Open
+			mustDo(t, ActionNone)(w.updater(dir).Load(t.Context(), a, Options{}))
+			loads(8)(t, w, dir)
+		}, change: func(a *Archive) { a.Open = archive(1).Open }, o: Options{Auto: true}, action: ActionUpdated, stands: 1, loads: 3},
 		{name: "unattended, one that failed", prepare: func(t *testing.T, w *world, dir string) {
 			w.bad[id(7)] = true
 			mustDo(t, ActionRefused)(w.updater(dir).Load(t.Context(), archive(7), Options{Auto: true}))

@@ -20,7 +20,7 @@ const (
 	stateName = "images.json"
 	lockName  = "images.lock" // excludes other updaters
 	maxState  = 1 << 20       // bytes
-	// maxRefused bounds the digests remembered as bad.
+	// maxRefused bounds the digests, and the archives, remembered as bad.
 	maxRefused = 32
 )
 
@@ -90,6 +90,8 @@ type State struct {
 	Refused   []Refusal `json:"refused"`             // newest first
 	// Installed is the SHA-256 of the archive that an unattended Load brought last, whatever became of its image.
 	Installed string `json:"installed,omitempty"`
+	// RefusedArchives are the SHA-256 of archives whose image was refused or rolled back, however it came, newest first.
+	RefusedArchives []string `json:"refused_archives,omitempty"`
 }
 
 // Read reads a node's state from its directory. A missing file is an empty State.
@@ -182,12 +184,21 @@ func (s *State) refused(digest string) *Refusal {
 	return nil
 }
 
-func (s *State) refuse(digest, reason string) {
-	if digest == "" {
-		return
+// refuse remembers an image by where it came from: one that was built here has nothing to know it by.
+func (s *State) refuse(i *Image, reason string) {
+	if i.Archive != "" {
+		s.forgive(i.Archive)
+		s.RefusedArchives = append([]string{i.Archive}, s.RefusedArchives[:min(len(s.RefusedArchives), maxRefused-1)]...)
 	}
-	rest := slices.DeleteFunc(s.Refused, func(r Refusal) bool { return r.Digest == digest })
-	s.Refused = append([]Refusal{{digest, reason, now()}}, rest[:min(len(rest), maxRefused-1)]...)
+	if i.Digest != "" {
+		rest := slices.DeleteFunc(s.Refused, func(r Refusal) bool { return r.Digest == i.Digest })
+		s.Refused = append([]Refusal{{i.Digest, reason, now()}}, rest[:min(len(rest), maxRefused-1)]...)
+	}
+}
+
+// forgive forgets that the image of an archive was refused.
+func (s *State) forgive(archive string) {
+	s.RefusedArchives = slices.DeleteFunc(s.RefusedArchives, func(a string) bool { return a == archive })
 }
 
 // pursue makes an image the candidate and drops the previous candidate.
@@ -217,6 +228,7 @@ func (s *State) take(before *Image, keep int) {
 	}
 	s.Previous = slices.DeleteFunc(s.Previous, same)
 	s.Refused = slices.DeleteFunc(s.Refused, func(r Refusal) bool { return r.Digest == next.Digest })
+	s.forgive(next.Archive)
 	s.Drop = slices.DeleteFunc(s.Drop, same)
 	if len(s.Previous) > keep {
 		s.Drop = append(s.Drop, s.Previous[keep:]...)
@@ -228,7 +240,7 @@ func (s *State) take(before *Image, keep int) {
 // back makes the previous image current again and refuses the bad one.
 func (s *State) back(reason string) {
 	if s.Current != nil {
-		s.refuse(s.Current.Digest, reason)
+		s.refuse(s.Current, reason)
 		s.Drop = append(s.Drop, *s.Current)
 	}
 	s.Current, s.Previous = &s.Previous[0], s.Previous[1:]

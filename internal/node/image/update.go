@@ -209,7 +209,7 @@ func (u *Updater) prove(ctx context.Context, tagged *docker.Image, o Options) (R
 		}
 		u.state.Candidate.Canary = &verdict
 		if !verdict.Passed {
-			u.state.refuse(u.state.Candidate.Digest, verdict.Reason)
+			u.state.refuse(u.state.Candidate, verdict.Reason)
 			u.state.abandon()
 		}
 		if err := u.save(); err != nil {
