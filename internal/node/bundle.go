@@ -113,11 +113,25 @@ func (i *installation) checkBundle(ctx context.Context) error {
 	}
 	i.n.say("checking %s", i.Bundle.Path)
 	defer i.ui.EndProgress()
-	sum := i.Bundle.Image.SHA256
-	needless := known.Name == i.n.Config.Image.Name && (known.Has(sum) || known.Left(sum))
-	return i.Bundle.Check(ctx, !needless, func(done, total int64) {
+	needed := true
+	if sum := i.Bundle.Image.SHA256; known.Name == i.n.Config.Image.Name && (known.Has(sum) || known.Left(sum)) {
+		needed = i.needsImage(ctx)
+	}
+	return i.Bundle.Check(ctx, needed, func(done, total int64) {
 		i.ui.ShowImage(image.Progress{Layer: "bundle", Status: "checked", Current: done, Total: total})
 	})
+}
+
+// needsImage reports whether the bundle's image is to be loaded, which the engine knows. If that does not answer, checkRoom
+// says so.
+func (i *installation) needsImage(ctx context.Context) bool {
+	u, closeEngine, err := i.n.images()
+	if err != nil {
+		return true
+	}
+	defer closeEngine()
+	needs, err := u.Needs(ctx, ImageOf(i.Bundle))
+	return needs || err != nil
 }
 
 // checkRoom refuses a bundle whose image the engine has no room for, and looks whether jobs have an image now, and whether
@@ -216,18 +230,26 @@ func (i *installation) addImage(ctx context.Context) error {
 	}
 	r, err := u.Load(ctx, ImageOf(i.Bundle), o)
 	i.ui.EndProgress()
+	again := fmt.Sprintf("fix this and type %s to continue", i.Again)
 	if err == nil && r.Action == image.ActionRefused {
 		err = fmt.Errorf("the image of %s was refused: %s", i.Bundle.Path, r.Reason)
+		if !i.noImage { // from now on, an installation leaves it alone
+			again = fmt.Sprintf("sudo kbnode image update --bundle %s tries it again", text.ShellWord(i.Bundle.Path))
+		}
 	}
 	if err == nil && r.Action == image.ActionLater && i.held {
 		err = fmt.Errorf("the image of %s was not tested: %s", i.Bundle.Path, r.Reason)
 	}
 	if err != nil {
-		held := ""
 		if i.held {
-			held = "; until then, slots take no jobs"
+			again += "; until then, slots take no jobs"
 		}
-		return fmt.Errorf("%w\neverything else was done; fix this and type %s to continue%s", err, i.Again, held)
+		if !i.noImage && ctx.Err() == nil { // an earlier run may hold slots, for which jobs have an image now
+			if held := i.freeSlots(ctx); held != nil {
+				i.ui.Warn("%v", held)
+			}
+		}
+		return fmt.Errorf("%w\neverything else was done; %s", err, again)
 	}
 	i.Image = &r
 	if i.noImage && r.Action == image.ActionLater {
@@ -280,11 +302,11 @@ func (i *installation) bundleChanges(context.Context) error {
 		return err
 	}
 	what := fmt.Sprintf("image %s (%s), as %s when it has passed a canary", b.Image.Name, text.Bytes(b.Image.Size), i.n.Config.Image.Name)
-	if known.Name == i.n.Config.Image.Name {
+	if known.Name == i.n.Config.Image.Name && !i.noImage {
 		switch c := known.Current; {
 		case c != nil && c.Archive == b.Image.SHA256:
 			what = fmt.Sprintf("image %s, which is %s already", b.Image.Name, i.n.Config.Image.Name)
-		case !i.noImage && known.Left(b.Image.SHA256):
+		case known.Left(b.Image.SHA256):
 			what = fmt.Sprintf("image %s, which came before and was refused or replaced since; only kbnode image update --bundle tries it again", b.Image.Name)
 		}
 	}

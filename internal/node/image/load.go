@@ -140,19 +140,25 @@ func (u *Updater) unpack(ctx context.Context, a Archive, o Options) (*docker.Ima
 // room returns how many bytes the engine needs to load the archive: it may unpack it twice, as a whole, and by layers.
 func (a Archive) room() int64 { return 2 * a.Size }
 
-// CheckRoom returns an error if the engine's disk has no room for an archive that Load, with Options.Auto, would load.
-func (u *Updater) CheckRoom(ctx context.Context, a Archive) error {
+// Needs reports whether Load, with Options.Auto, would load an archive: the engine may have lost what State has.
+func (u *Updater) Needs(ctx context.Context, a Archive) (bool, error) {
 	s, err := Read(u.Dir)
 	if err != nil {
-		return err
+		return false, err
 	}
 	u.state = s.named(u.Name)
 	tagged, err := u.tagged(ctx)
 	if err != nil || tagged != nil && u.state.Left(a.SHA256) {
-		return err
+		return false, err
 	}
 	have, err := u.loaded(ctx, a)
-	if err != nil || have != nil {
+	return err == nil && have == nil, err
+}
+
+// CheckRoom returns an error if the engine's disk has no room for an archive that Load, with Options.Auto, would load.
+func (u *Updater) CheckRoom(ctx context.Context, a Archive) error {
+	needs, err := u.Needs(ctx, a)
+	if err != nil || !needs {
 		return err
 	}
 	return u.room(ctx, a.room())

@@ -222,9 +222,20 @@ func TestLoadedStays(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	u := w.updater(dir)
+	needs := func(n int, want bool) {
+		t.Helper()
+		got, err := u.Needs(t.Context(), archive(n))
+		must.Do(t, err)
+		must.Equal(t, want, got)
+	}
+	needs(7, false)
+	needs(8, true)
 	w.free = 0
 	must.Do(t, u.CheckRoom(t.Context(), archive(7)))
 	must.Err(t, u.CheckRoom(t.Context(), archive(8)), "0 GiB are free")
 	u.Name = "reg.example/other:1"
 	must.Err(t, u.CheckRoom(t.Context(), archive(7)), "0 GiB are free") // it is loaded again for another name
+	u.Name = name
+	clear(w.names) // the engine lost it
+	needs(7, true)
 }
