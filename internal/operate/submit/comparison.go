@@ -78,7 +78,8 @@ func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 	// The files' names as in meta-data, so that all who look at the build see the same. Only who sent it sees directories, where
 	// nothing else tells the files apart.
 	report := &compare.Report{Problem: c.Problem, Files: compare.Label(c.Files, maxLabel), Ranking: c.Ranking}
-	err := report.Read(r.out.Result, c.Rounds, !c.Untested, implausible(r.out.Node))
+	odd, unknown := r.implausible()
+	err := report.Read(r.out.Result, c.Rounds, !c.Untested, odd)
 	if wrong, ok := errors.AsType[*compare.Failure](err); ok {
 		if v == NotPassed {
 			reason = fmt.Sprintf("%s did not pass %s, so the files are not compared", c.names()[wrong.Side], wrong.Where())
@@ -90,8 +91,8 @@ func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 	}
 	if v != Passed { // a program that reads only the comparison must not take it for a result
 		report.Withhold(reason)
-	} else if why := r.unknownTimes(); why != "" {
-		report.Withhold(why)
+	} else if unknown != "" {
+		report.Withhold(unknown)
 	}
 	says, _ := report.Conclusion(c.names())
 	switch {
@@ -101,32 +102,29 @@ func (r *run) compare(v Verdict, reason string) (Verdict, string) {
 		return v, reason
 	case err != nil:
 		return NotPassed, err.Error()
+	case unknown != "": // for which neither submission need be at fault
+		return NoResult, says
 	case !report.Done():
 		return NotPassed, says
 	}
 	return Passed, says
 }
 
-// unknownTimes returns why no one knows whether the node found times that cannot be: a submission may have made them, and
-// what keeps its node's record away must not make them count. It is empty if that is known.
-func (r *run) unknownTimes() string {
+// implausible returns why times cannot be, as the node says, or why no one knows whether it found such times: a submission may
+// have made them, and what keeps its node's record away must not make them count.
+func (r *run) implausible() (odd []string, unknown string) {
 	switch {
 	case r.out.NodeErr != nil:
-		return fmt.Sprintf("it is unknown whether the times can be: %v", r.out.NodeErr)
+		return nil, fmt.Sprintf("it is unknown whether the times can be: %v", r.out.NodeErr)
 	case len(r.out.Node) == 0:
-		return fmt.Sprintf("the job left no %s, which says whether the times can be; add it to the step's artifact_paths", result.NodeFile)
+		return nil, fmt.Sprintf("the job left no %s, which says whether the times can be; add it to the step's artifact_paths", result.NodeFile)
 	}
-	return ""
-}
-
-// implausible returns why times cannot be, as the node says.
-func implausible(node []byte) (all []string) {
 	var record noise.Record
-	if json.Unmarshal(node, &record) != nil {
-		return nil
+	if json.Unmarshal(r.out.Node, &record) != nil || record.Schema != noise.Schema {
+		return nil, fmt.Sprintf("it is unknown whether the times can be: %s is of another version of kbnode", result.NodeFile)
 	}
 	for _, f := range witness.Clean(record.Implausible) {
-		all = append(all, f.String())
+		odd = append(odd, f.String())
 	}
-	return all
+	return odd, ""
 }
