@@ -117,13 +117,18 @@ func (h hints) instead(i int, name string) []string {
 	return full
 }
 
-// removes reports whether word i and its neighbor ask to remove something that may be less than all of kbnode.
+// removes reports whether word i and its neighbor ask to remove something that may be less than all of kbnode. A command like
+// word i that has commands of its own, such as image for images, says itself what becomes of the neighbor.
 func (h hints) removes(cmd *cobra.Command, i int) bool {
 	if cmd != cmd.Root() || i < 0 || i+1 >= len(h.Typed) {
 		return false
 	}
 	word, next := h.Typed[i], h.Typed[i+1]
-	return slices.Contains(synonyms["uninstall"], next) ||
+	group := func(name string) bool {
+		c, _, err := cmd.Find([]string{name})
+		return err == nil && c.HasSubCommands()
+	}
+	return slices.Contains(synonyms["uninstall"], next) && !slices.ContainsFunc(nearCommands(cmd, word), group) ||
 		slices.Contains(synonyms["uninstall"], word) && !strings.HasPrefix(next, "-") && accepted(h.With(i, "uninstall")) == nil
 }
 
