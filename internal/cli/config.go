@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -96,6 +97,9 @@ func configText(ctx context.Context, s term.Streams, name string) ([]byte, error
 
 func checkConfig(s term.Streams, name string, doc []byte, asJSON bool) error {
 	report, err := config.CheckFile(name, doc)
+	if over := loanOver(name, doc, time.Now()); err == nil && over != "" {
+		report.Warnings = append(report.Warnings, over)
+	}
 	if asJSON {
 		return term.ExitUnless(err == nil, configCheckDoc.Print(s, true, report, nil))
 	}
@@ -107,6 +111,19 @@ func checkConfig(s term.Streams, name string, doc []byte, asJSON bool) error {
 		s.Warn("%s: %s", name, w)
 	}
 	return nil
+}
+
+// loanOver says that the loan of a configuration has ended; "" if not.
+func loanOver(name string, doc []byte, now time.Time) string {
+	c, err := config.Parse(name, doc)
+	if err != nil {
+		return ""
+	}
+	end, err := text.ParseDate(c.Loan.Until, now.Location())
+	if err != nil || end.After(now) {
+		return ""
+	}
+	return fmt.Sprintf("loan.until: %s is over, so all slots of a node take no jobs; write a later date, or leave it out", c.Loan.Until)
 }
 
 func newConfigShow(s term.Streams) *cobra.Command {

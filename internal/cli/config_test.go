@@ -22,6 +22,25 @@ func TestConfigCheckOfAPipe(t *testing.T) {
 	}
 }
 
+// TestConfigCheckOfAPastLoan warns of a loan that is over: on a node, no slot would take a job.
+func TestConfigCheckOfAPastLoan(t *testing.T) {
+	t.Parallel()
+	const says = "loan.until: 2020-12-31 is over, so all slots of a node take no jobs"
+	for _, tt := range []struct {
+		until string
+		over  bool
+	}{{"2020-12-31", true}, {"2999-12-31", false}} {
+		text := "queue: b200\nloan: {until: " + tt.until + "}\n"
+		got := fed(t, strings.NewReader(text), "config", "check", "-")
+		if got.code != 0 || strings.Contains(got.err, says) != tt.over {
+			t.Errorf("%s: %+v", tt.until, got)
+		}
+		if got := fed(t, strings.NewReader(text), "config", "check", "-", "--json"); strings.Contains(got.out, says) != tt.over {
+			t.Errorf("%s: %+v", tt.until, got)
+		}
+	}
+}
+
 // pageConfig returns docs/configuration.md and the example at its end.
 func pageConfig(t *testing.T) (page, example string) {
 	t.Helper()

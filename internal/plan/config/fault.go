@@ -9,6 +9,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 	"github.com/gpu-mode/kbnode/internal/std/yamlfile"
 )
 
@@ -63,12 +64,18 @@ type suggestion struct {
 // String names the key that was probably meant, or else all known keys.
 func (s suggestion) String() string {
 	key := s.key
-	flat := func(s string) string {
-		return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(s))
+	if inner := innerOf(key); inner != "" {
+		return inner
 	}
-	for _, k := range s.known {
-		if flat(k) == flat(key) || len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k))) {
-			return fmt.Sprintf("write %q", k)
+	for _, is := range []func(k string) bool{
+		func(k string) bool { return flat(k) == flat(key) },
+		func(k string) bool { return len(key) > 2 && text.Edits(flat(k), flat(key)) == 1 },
+		func(k string) bool {
+			return len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k)))
+		},
+	} {
+		if i := slices.IndexFunc(s.known, is); i >= 0 {
+			return fmt.Sprintf("write %q", s.known[i])
 		}
 	}
 	if strings.Contains(strings.ToLower(key), "token") {
@@ -78,6 +85,11 @@ func (s suggestion) String() string {
 		return place
 	}
 	return "use one of " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
+}
+
+// flat returns a key as it is compared with another: people write it with other separators.
+func flat(key string) string {
+	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(key))
 }
 
 // InputError means that the user has to change what was given: the configuration file, a variable

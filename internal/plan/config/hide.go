@@ -38,6 +38,14 @@ func HideWebhook(s string) string {
 	return s
 }
 
+// warning says that the address of notify is shown to everyone; "" for none.
+func (n Notify) warning() string {
+	if n.URL == "" || HideWebhook(n.URL) == n.URL {
+		return ""
+	}
+	return "notify.url: everyone on the node can read the file, and anyone who has the address can post to it; write it into a file that only root can read, and that file's path here, such as /etc/kbnode/notify-url"
+}
+
 // hidePattern removes users and passwords from the URLs in a regular expression,
 // except the user git, which is public.
 func hidePattern(s string) string {

@@ -83,6 +83,14 @@ func validateNetworks(j Job, bad func(key, format string, args ...any)) {
 	}
 }
 
+// unusedNetworks says that AllowedNetworks has no effect; "" if it has. A plan says it by itself, of what then holds.
+func (j Job) unusedNetworks() string {
+	if len(j.AllowedNetworks) == 0 || j.Network == NetworkInternet {
+		return ""
+	}
+	return "job.allowed_networks has no effect without job.network: internet; add that, or leave it out"
+}
+
 // NetworksWarning says which of AllowedNetworks have no effect; "" for none.
 func (j Job) NetworksWarning() string {
 	six := slices.DeleteFunc(slices.Clone(j.AllowedNetworks), func(s string) bool {

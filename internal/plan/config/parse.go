@@ -108,7 +108,7 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) bool {
 				continue
 			}
 		} else {
-			if !r.fits(value, typ) {
+			if !r.fits(prefix+key.Value, value, typ) {
 				continue
 			}
 			if target(value).ShortTag() != "!!null" {
@@ -119,6 +119,21 @@ func (r *reader) checkKeys(n *yaml.Node, t reflect.Type, prefix string) bool {
 	}
 	n.Content = content
 	return true
+}
+
+// innerOf says which key of a group was meant by one such as loan_until or image.name, or "".
+func innerOf(key string) string {
+	for f := range reflect.TypeFor[Config]().Fields() {
+		if !isGroup(f.Type) {
+			continue
+		}
+		for inner := range f.Type.Fields() {
+			if flat(keyOf(f)+keyOf(inner)) == flat(key) {
+				return fmt.Sprintf("%s is a group: write %[1]s:, and below it, indented, %s", keyOf(f), keyOf(inner))
+			}
+		}
+	}
+	return ""
 }
 
 // placeOf says where a key belongs that the group of a prefix does not have, or "".
@@ -142,7 +157,7 @@ func placeOf(key, prefix string) string {
 // fits reports whether a value can be decoded: it has no groups, whose keys would
 // each be compared with all others, nothing at which the library gives up, and no
 // fraction, which would be truncated.
-func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
+func (r *reader) fits(key string, n *yaml.Node, t reflect.Type) bool {
 	if reflect.PointerTo(t).Implements(reflect.TypeFor[yaml.Unmarshaler]()) {
 		return true
 	}
@@ -153,11 +168,11 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 	}
 	for _, item := range items {
 		if target(item).Kind != yaml.ScalarNode {
-			r.Add(item.Line, "this is not %s", kindName(want.String()))
+			r.Add(item.Line, "%s: this is not %s", key, kindName(want.String()))
 			return false
 		}
 		if err := item.Decode(new(any)); err != nil { // a tag that does not match
-			r.Add(item.Line, "%s is not %s", quoted(item.Value), kindName(want.String()))
+			r.Add(item.Line, "%s: %s is not %s", key, quoted(item.Value), kindName(want.String()))
 			return false
 		}
 	}
@@ -173,7 +188,7 @@ func (r *reader) fits(n *yaml.Node, t reflect.Type) bool {
 	case why == "":
 		return true
 	}
-	r.Add(n.Line, "%s %s", quoted(n.Value), why)
+	r.Add(n.Line, "%s: %s %s", key, quoted(n.Value), why)
 	return false
 }
 

@@ -35,12 +35,16 @@ func CheckFile(name string, doc []byte) (Checked, error) {
 	if err == nil && f.Config.Queue == "" {
 		report.Warnings = append(report.Warnings, "no queue is set, and kbnode install needs one; add a line such as queue: b200")
 	}
-	for _, w := range []string{f.Config.Job.NetworksWarning(), f.Config.Job.TimeWarning()} {
-		if err == nil && w != "" {
+	if err != nil {
+		return report, err
+	}
+	c := f.Config
+	for _, w := range append(c.PatternWarnings(), c.Job.unusedNetworks(), c.Job.NetworksWarning(), c.Job.TimeWarning(), c.Notify.warning()) {
+		if w != "" {
 			report.Warnings = append(report.Warnings, w)
 		}
 	}
-	return report, err
+	return report, nil
 }
 
 // Shown is the JSON of kbnode config show; docs/configuration.md describes it.

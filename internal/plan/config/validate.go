@@ -185,17 +185,6 @@ func validateJob(j Job, bad func(key, format string, args ...any)) {
 	}
 }
 
-// validatePatterns checks a list of regular expressions.
-func validatePatterns(key string, list Patterns, bad func(key, format string, args ...any)) {
-	for _, re := range list {
-		if _, err := regexp.Compile(re); err != nil {
-			bad(key, "%q is not a regular expression; write one such as ^name-[a-z]+$: %v", hidePattern(re), hidePattern(err.Error()))
-		} else if !strings.HasPrefix(re, "^") || !strings.HasSuffix(re, "$") {
-			bad(key, "%q matches anywhere in a name; write %q", hidePattern(re), "^"+strings.Trim(hidePattern(re), "^$")+"$")
-		}
-	}
-}
-
 // MaxSlots bounds the slots and the GPUs of a node; the largest machines known have 64.
 const MaxSlots = 256
 
