@@ -195,7 +195,7 @@ func typedFiles(t *testing.T) (dir string) {
 		"bare.txtar":   "-- proc/version --\nLinux\n",
 		"packed.txtar": "\x1f\x8b\x08", "inventory.json": `{"schema": 1}`, "node.txtar/x": "",
 		"empty.py": "\n", "mine.ipynb": "{}", "my kernel.py": "", "mi\u200cne.py": "pass\n", "yaml/task.yaml": "",
-		"quoted": `"bkua_0123456789"`, "api": "bkua_0123456789",
+		"quoted": `"bkua_0123456789"`, "api": "bkua_0123456789", "tok.sh": "", "agent-token.txt": "",
 
 		"tab.yaml": "job:\n\tprofile: strict\n", "equals.yaml": "queue = b200\n", "list.yaml": "- queue: b200\n", "open.yaml": "queue: \"b200\n",
 		"deeper.yaml": "queue: b200\n  node: x\n", "star.yaml": "queue: *b\n", "latin.yaml": "queue: \xff\n",

@@ -71,7 +71,14 @@ func (h hints) command(root *cobra.Command) error {
 		}
 	}
 	var lines [][]string
-	for _, name := range nearCommands(cmd, word) {
+	near := nearCommands(cmd, word)
+	if i+1 < len(h.Typed) && (h.Typed[i+1] == "--all" || node.LikelySlots(h.Typed[i+1]) != nil) {
+		// Runs are cancelled, and not slots.
+		if near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" }); len(near) == 0 {
+			return term.Usagef("%s; %s", says, term.EndJob)
+		}
+	}
+	for _, name := range near {
 		lines = append(lines, h.instead(i, name))
 	}
 	if len(lines) == 0 && cmd == root && i+1 < len(h.Typed) { // as in kbnode job cancel RUN
@@ -375,6 +382,8 @@ func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
 	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all
 		name == "agent-version" && !versionForm().MatchString(arg):
 		return "", ""
+	case name == "output" && !strings.HasSuffix(arg, ".tar"):
+		name = "image"
 	case name == "dockerfile":
 		value = filepath.Join(arg, "Dockerfile")
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -90,6 +91,9 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		dashes = "-"
 	}
 	says := "unknown flag: " + dashes + text.Line(name, 60)
+	if line := h.lastLines(cmd, name, i); line != "" {
+		return term.Usagef("%s; write %s", says, line)
+	}
 	if answer := cmp.Or(answers[pathOf(cmd)+" "+dashes+name], answers["* "+dashes+name]); answer != "" {
 		return term.Usagef("%s; %s", says, answer)
 	}
@@ -151,6 +155,41 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return h.Advise(says, lines...)
 	}
 	return term.Usagef("%s; %s", says, flagList(cmd, name))
+}
+
+// numberedLines are other tools' flags for the last lines of a log.
+var numberedLines = []string{"n", "lines", "tail"}
+
+// lastLines returns what shows the part of a log that flag i of another tool asks for, or "".
+func (h hints) lastLines(cmd *cobra.Command, name string, i int) string {
+	isSince := name == "since" && cmd.Name() == "logs"
+	if i < 0 || !isSince && !slices.Contains(numberedLines, name) || cmd.Name() != "logs" && cmd.Name() != "events" {
+		return ""
+	}
+	_, value, given := strings.Cut(h.Typed[i], "=")
+	rest := slices.Clone(h.Typed[i+1:])
+	if !given && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
+		value, rest = rest[0], rest[1:]
+	}
+	if _, err := strconv.ParseUint(value, 10, 32); err != nil && !isSince {
+		value = "500"
+	}
+	if cmd.Name() == "events" {
+		return "kbnode events | tail -n " + value
+	}
+	units := "-u 'buildkite-agent-gpu*' -u 'kbnode-job-gpu*'"
+	for _, word := range append(slices.Clone(h.Typed[:i]), rest...) {
+		if slots := node.LikelySlots(word); len(slots) == 1 {
+			units = fmt.Sprintf("-u buildkite-agent-%s -u 'kbnode-job-%[1]s@*'", slots[0])
+		}
+	}
+	if !isSince {
+		return fmt.Sprintf("sudo journalctl -n %s %s", value, units)
+	}
+	if times := likelyTimes(value); times != nil || value == "" { // a time of journalctl that is past has a minus
+		value = "-" + cmp.Or(value, "2h")
+	}
+	return fmt.Sprintf("sudo journalctl --since %s %s", term.Word(value), units)
 }
 
 var gpuNumbers = lazy.Regexp(`^\d+(,\d+)*$`)

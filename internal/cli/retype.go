@@ -191,9 +191,12 @@ func (h hints) nearFile(err error) error {
 	if i < 0 { // it was not typed
 		return err
 	}
-	instead := absent.Instead
+	instead, near := absent.Instead, similarFile(absent.Name)
+	if ext := filepath.Ext(near); ext != "" && ext != ".txt" && ext != filepath.Ext(absent.Name) && i > 0 && strings.Contains(h.Typed[i-1]+h.Typed[i], "--token-file") {
+		near = "" // a program, or a key of something else
+	}
 	parts := strings.Split(absent.Name, ",")
-	switch near := similarFile(absent.Name); {
+	switch {
 	case near != "":
 		instead = "write " + h.Line(h.With(i, strings.TrimSuffix(h.Typed[i], absent.Name)+near))
 	case strings.Contains(absent.Name, "://"):

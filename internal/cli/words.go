@@ -3,6 +3,7 @@ package cli
 import (
 	"strings"
 
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 )
 
@@ -11,7 +12,7 @@ var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload", "repair"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
 	"status": {"ps", "ls", "list", "slots", "top", "info", "get", "describe", "show", "stats"},
-	"doctor": {"check", "diagnose", "health", "verify", "preflight", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
+	"doctor": {"check", "diagnose", "health", "verify", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
 	"bundle": {"airgap", "offline", "pack"}, "inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
 	"cancel": {"abort", "kill", "scancel", "stop"}, "submit": {"send", "upload", "sbatch", "srun", "enqueue"}, "config": {"configure", "conf", "settings"},
 	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "compare", "diff"},
@@ -29,7 +30,9 @@ var strayFlags = map[string]string{
 
 const (
 	editConfig = "sudoedit /etc/kbnode/config.yaml, then kbnode config check: the daemon applies it"
-	lastLines  = "sudo journalctl -n 500 -u 'buildkite-agent-gpu*'"
+	noEnd      = "leave it out, since a drain never ends a job; " + term.EndJob
+	checksAll  = "leave it out: all checks run; on a node that is to go live, write sudo kbnode doctor --acceptance"
+	noDryRun   = "write sudo kbnode image update --check"
 	watch      = "sudo kbnode status --watch"
 	ownConfig  = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
 	grepEvents = "write kbnode events | grep WORD"
@@ -54,23 +57,32 @@ var answers = map[string]string{
 	"rm":       "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
 	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
-	"config edit": "write " + editConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
+	"acceptance": "write sudo kbnode doctor --acceptance", "preflight": "write sudo kbnode doctor --preflight",
+	"reboot":       "write sudo kbnode drain --all --reboot",
+	"reset":        "write sudo kbnode drain gpu3 --wait, and then what docs/health.md says under Resetting a GPU",
+	"rotate-token": "write sudo kbnode install --token-file FILE",
+
+	"config edit": "write " + editConfig, "config apply": ownConfig, "config load": ownConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
 	"image rm": "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",
 
 	"status -w": "write " + watch, "status -f": "write " + watch,
-	"logs -n": "write " + lastLines, "logs --lines": "write " + lastLines, "logs --tail": "write " + lastLines,
-	"logs --since": "write sudo journalctl --since -2h -u 'buildkite-agent-gpu*'", "logs --grep": "write sudo kbnode logs | grep WORD",
+	"image load": "write sudo kbnode image update --bundle FILE", "image import": "write sudo kbnode image update --bundle FILE",
+	"image update --dry-run": noDryRun, "image update -n": noDryRun,
+	"bundle create --platform": "write --arch arm64, after docker pull --platform linux/arm64",
+
+	"logs --grep":   "write sudo kbnode logs | grep WORD",
 	"logs -u":       "write sudo kbnode logs gpu3, or sudo journalctl -u kbnode",
-	"events -n":     "write kbnode events | tail -n 20",
-	"events --tail": "write kbnode events | tail -n 20",
 	"events --grep": grepEvents, "events --level": grepEvents, "events --kind": grepEvents, "events --type": grepEvents,
 	"install -n":       "write sudo kbnode install --dry-run",
 	"install --force":  "write --adopt to replace files that kbnode did not write, and --yes to be asked nothing",
 	"install --config": ownConfig, "install -c": ownConfig, "install -f": ownConfig,
 	"uninstall -n": "write sudo kbnode uninstall --dry-run", "uninstall --force": "write --now to end running jobs, and --yes to be asked nothing",
 	"reconcile --dry-run": "write kbnode plan, which shows what would change",
-	"drain --force":       "write sudo kbnode drain without it: a drain never ends a job, and sudo kbnode uninstall --now ends all",
-	"evaluate --compare":  "leave it out, and name both files: kbnode evaluate old.py new.py", "submit --compare": "leave it out, and name both files: kbnode submit old.py new.py",
+	"install --root":      "write kbnode plan --root FILE, which shows what install would do there",
+	"plan --dry-run":      "leave it out: kbnode plan writes nothing",
+	"drain --force":       noEnd, "drain --now": noEnd, "drain --kill": noEnd, "drain --cancel": noEnd, "drain -f": noEnd,
+	"doctor --full": checksAll, "doctor --all": checksAll, "doctor --deep": checksAll,
+	"evaluate --compare": "leave it out, and name both files: kbnode evaluate old.py new.py", "submit --compare": "leave it out, and name both files: kbnode submit old.py new.py",
 	"pipeline --gpu": "write kbnode pipeline --queue b200: the agents of a queue have one kind of GPU",
 	"queue --queue":  "write queues without it: kbnode queue b200",
 	"image build -t": ownName, "image build --tag": ownName,
@@ -83,7 +95,8 @@ var answers = map[string]string{
 
 // sameAnswers are other words that answers has a line for.
 var sameAnswers = map[string]string{
-	"token": "login", "auth": "login", "diag": "support", "sos": "support", "documentation": "docs",
+	"token": "login", "auth": "login", "rotate": "rotate-token", "reset-gpu": "reset", "gpu-reset": "reset", "accept": "acceptance",
+	"diag": "support", "sos": "support", "documentation": "docs",
 	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples",
 	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
 	"systemctl": "service", "daemon-reload": "service",

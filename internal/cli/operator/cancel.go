@@ -51,12 +51,19 @@ stays as it is. The API token needs the scopes read_builds and write_builds.`,
 	return cmd
 }
 
-// buildNumber matches the number of a build.
-var buildNumber = lazy.Regexp(`^#?\d+$`)
+var (
+	// buildNumber matches the number of a build.
+	buildNumber = lazy.Regexp(`^#?\d+$`)
+	// slotName matches a slot of a node.
+	slotName = lazy.Regexp(`^gpu-?\d+$`)
+)
 
 // checkRuns returns what is wrong with a pipeline and run IDs that were typed.
 func checkRuns(t submit.Target, runs ...string) error {
 	for _, run := range runs {
+		if slotName().MatchString(run) {
+			return term.Usagef("%.40q is a slot of a node, and no run ID; %s", run, term.EndJob)
+		}
 		if run == "" || len(run) > 100 || !text.Plain(run) || strings.Contains(run, "://") || buildNumber().MatchString(run) {
 			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc, and a build's environment has its own as KERNELBOT_RUN_ID", run)
 		}

@@ -38,6 +38,9 @@ const maxWord = 4096
 // Unbroken is a blank at which Printf breaks no line: a command that is cut in two cannot be pasted.
 const Unbroken = "\u00a0"
 
+// EndJob says how a job ends on its node: its build is only the operators' to cancel.
+const EndJob = "to end a slot's job at once, write sudo kbnode drain gpu3, and then sudo systemctl kill --kill-who=main --signal=QUIT buildkite-agent-gpu3; the operators can cancel its build, which kbnode status names"
+
 // Line returns a command line for Printf, quoted for a shell. It hides secrets.
 func (s Streams) Line(args []string) string {
 	words := []string{Program()}
