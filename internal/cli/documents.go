@@ -20,12 +20,12 @@ var (
 	configCheckDoc = term.Document[config.Checked]{Name: "config-check", Schema: 1}
 	configShowDoc  = term.Document[config.Shown]{Name: "config-show", Schema: 1}
 	doctorDoc      = term.Document[*doctor.Report]{Name: "doctor", Schema: doctor.Schema}
+	failureDoc     = term.Document[failure]{Name: "error", Schema: 1}
 	eventDoc       = term.Document[events.Event]{Name: "event", Schema: 1}
 	imageChangeDoc = term.Document[image.Result]{Name: "image-change", Schema: 1}
 	imageListDoc   = term.Document[image.List]{Name: "image-list", Schema: 1}
 	inventoryDoc   = term.Document[*inventory.Inventory]{Name: "inventory", Schema: inventory.Schema}
 	planDoc        = term.Document[planOutput]{Name: "plan", Schema: plan.Schema}
-	planErrorDoc   = term.Document[planError]{Name: "plan-error", Schema: 1}
 	statusDoc      = term.Document[node.Status]{Name: "status", Schema: 1}
 	versionDoc     = term.Document[versionInfo]{Name: "version", Schema: 1}
 )
@@ -34,6 +34,6 @@ var (
 func Documents() []term.Described {
 	return append([]term.Described{
 		acceptanceDoc, bundleDoc, configCheckDoc, configShowDoc, doctorDoc, eventDoc, imageChangeDoc, imageListDoc, inventoryDoc,
-		planDoc, planErrorDoc, statusDoc, versionDoc,
+		planDoc, failureDoc, statusDoc, versionDoc,
 	}, operator.Documents()...)
 }

@@ -74,7 +74,8 @@ func (h hints) command(root *cobra.Command) error {
 	near := nearCommands(cmd, word)
 	if i+1 < len(h.Typed) && (h.Typed[i+1] == "--all" || node.LikelySlots(h.Typed[i+1]) != nil) {
 		// Runs are cancelled, and not slots.
-		if near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" }); len(near) == 0 {
+		near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" })
+		if len(near) == 0 {
 			return term.Usagef("%s; %s", says, term.EndJob)
 		}
 	}

@@ -26,11 +26,21 @@ type planOutput struct {
 	Recorded string `json:"recorded,omitempty"` // the file, if it is a recorded machine's
 	*plan.Plan
 	Changes []reconcile.Change `json:"changes"` // none of a recorded node: its files are not recorded
+	unknown bool               // what would change is not recorded
 }
 
-// planError is the JSON of kbnode plan if no plan is possible.
-type planError struct {
+// failure is the JSON of kbnode plan if no plan is possible, and of kbnode status if there is none.
+type failure struct {
 	Error string `json:"error"`
+}
+
+// printFailure prints an error as JSON. One of what was typed or configured stays, for its exit code.
+func printFailure(s term.Streams, err error) error {
+	printed := failureDoc.Print(s, true, failure{err.Error()}, nil)
+	if _, ok := errors.AsType[*term.ExitError](err); ok && printed == nil {
+		return err
+	}
+	return term.ExitUnless(false, printed)
 }
 
 func newPlan(s term.Streams) *cobra.Command {
@@ -42,16 +52,25 @@ func newPlan(s term.Streams) *cobra.Command {
 		Short: "Show the slots this machine should have, and what would change",
 		Long: `Show the slots this machine should have, and what would change.
 
-Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
+Nothing is written. With flags that contradict a configuration file of yours, it shows
+what they would give, and warns: kbnode install refuses them.
+
+Exit code 0 if a plan could be made, 1 if not, and 2 if the configuration or a flag is
+wrong.`,
 		Example: `  kbnode plan --queue b200
   kbnode plan --config node.yaml --detailed-exit-code`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			out, err := makePlan(cmd.Context(), s, root, file, &w)
+			out, err := makePlan(cmd.Context(), s, root, file, &w, func(err error) error {
+				s.Warn("%v: kbnode install would refuse it", err)
+				return nil
+			})
+			if err == nil && detailed && out.unknown {
+				err = term.Usagef("what would change on %s is not recorded; leave out --detailed-exit-code, or type kbnode plan on the machine", out.Recorded)
+			}
+			if err != nil && asJSON {
+				return printFailure(s, err)
+			}
 			if err != nil {
-				var exit *term.ExitError
-				if asJSON && !errors.As(err, &exit) {
-					return term.ExitUnless(false, planErrorDoc.Print(s, true, planError{err.Error()}, nil))
-				}
 				return err
 			}
 			return showPlan(s, out, asJSON, detailed)
@@ -60,7 +79,7 @@ Nothing is written. Exit code 0 if a plan could be made, 1 if not.`,
 	rootFlag(cmd, &root)
 	w.register(cmd)
 	cmd.Flags().StringVar(&file, "config", "", "plan with this configuration file instead of the machine's; - is standard input")
-	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", planDoc, planErrorDoc)
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", planDoc, failureDoc)
 	cmd.Flags().BoolVar(&detailed, "detailed-exit-code", false, "exit with code 3 if changes are pending")
 	return cmd
 }
@@ -74,7 +93,8 @@ func showPlan(s term.Streams, out planOutput, asJSON, detailed bool) error {
 	return err
 }
 
-func makePlan(ctx context.Context, s term.Streams, root, file string, w *configFlags) (out planOutput, err error) {
+// makePlan plans a machine. What flags contradict in a file that was written by hand, byHand answers for.
+func makePlan(ctx context.Context, s term.Streams, root, file string, w *configFlags, byHand func(error) error) (out planOutput, err error) {
 	if _, err := w.config(); err != nil {
 		return out, err
 	}
@@ -90,7 +110,11 @@ func makePlan(ctx context.Context, s term.Streams, root, file string, w *configF
 		}
 		n.Asked = &node.ConfigText{Name: configName(file), Text: text}
 	}
-	if err := w.load(n, environment(n)); err != nil {
+	err = w.load(n, environment(n))
+	if errors.Is(err, node.ErrByHand) {
+		err = byHand(err)
+	}
+	if err != nil {
 		return out, err
 	}
 	if err := n.Read(ctx); err != nil {
@@ -104,6 +128,7 @@ func makePlan(ctx context.Context, s term.Streams, root, file string, w *configF
 	if n.Recorded {
 		out.Recorded = n.Name
 		if _, err := n.ReadFile(plan.BindingsPath); err == nil {
+			out.unknown = true
 			return out, nil
 		}
 	}
@@ -116,7 +141,7 @@ func printPlan(w io.Writer, out planOutput) {
 	printSlots(w, out.Plan)
 	term.PrintWarnings(w, out.Warnings)
 	switch {
-	case out.Recorded != "" && len(out.Changes) == 0:
+	case out.unknown:
 		term.Printf(w, "\nWhat would change is not recorded: kbnode plan, on the machine, shows it.\n")
 	case len(out.Changes) == 0:
 		term.Printf(w, "\nNothing to change.\n")
@@ -160,7 +185,7 @@ func gpuText(list []string) string {
 
 // tryInstall is a dry run without root: the plan, compared with what the user may read.
 func tryInstall(ctx context.Context, s term.Streams, f *installFlags) error {
-	out, err := makePlan(ctx, s, "/", "", &f.configFlags)
+	out, err := makePlan(ctx, s, "/", "", &f.configFlags, func(err error) error { return err })
 	if err != nil {
 		return err
 	}

@@ -27,8 +27,10 @@ func newStatus(s term.Streams) *cobra.Command {
 		Short: "Show each slot, its agent and job, and what differs from the plan",
 		Long: `Show each slot, its agent and job, and what differs from the plan.
 
-Exit code 0 if every slot is as planned, 1 if something differs or this machine is
-not a node.`,
+Exit code 0 if every slot is as planned, also if an operator or the end of a loan
+drained it. 1 if something differs, a slot is parked, or a health verdict drained it.
+1 also if there is nothing to show, as without root or on a machine that is not a node:
+with --json, the object then has only an error.`,
 		Example: `  sudo kbnode status
   kbnode status --root node.txtar     of a recorded machine`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,9 +42,15 @@ not a node.`,
 				return err
 			}
 			defer closeRoot()
+			fails := func(err error) error {
+				if asJSON {
+					return printFailure(s, err)
+				}
+				return err
+			}
 			if n.Live() {
 				if err := toRead(s, "status"); err != nil {
-					return err
+					return fails(err)
 				}
 			}
 			for {
@@ -51,7 +59,7 @@ not a node.`,
 				}
 				st, err := n.ReadStatus(cmd.Context())
 				if err != nil {
-					return err
+					return fails(err)
 				}
 				err = statusDoc.Print(s, asJSON, st, func() {
 					switch {
@@ -72,7 +80,7 @@ not a node.`,
 		},
 	}
 	recordedFlag(cmd.Flags(), &root)
-	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", statusDoc)
+	term.JSONFlag(cmd.Flags(), &asJSON, "print JSON", statusDoc, failureDoc)
 	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds, until interrupted")
 	return cmd
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"reflect"
+	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
@@ -24,7 +25,7 @@ func (n *Node) LoadStored() error {
 }
 
 // ErrByHand means that the configuration file is not kbnode's to change.
-var ErrByHand = errors.New("was written by hand and conflicts with the given flags or variables; change the file, or leave them out")
+var ErrByHand = errors.New("was written by hand and conflicts with the given flags or variables")
 
 // Load loads the configuration file, then the environment's variables, then the flags. Later ones
 // override earlier ones. What they are together must be valid, since kbnode install writes it. They must not
@@ -64,7 +65,7 @@ func (n *Node) Load(env func(string) string, flags config.Config) error {
 	}
 	n.rewrite = n.absent || !reflect.DeepEqual(n.written, read.Config)
 	if !n.managed && n.rewrite {
-		return config.BadInput("%s %w", file, ErrByHand)
+		return config.BadInput("%s %w: %s; change the file, or leave them out", file, ErrByHand, strings.Join(config.Differences(read.Config, n.written), "; "))
 	}
 	return nil
 }

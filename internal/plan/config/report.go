@@ -3,7 +3,9 @@ package config
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"reflect"
+	"strings"
 
 	"gopkg.in/yaml.v3"
 
@@ -76,6 +78,31 @@ func Show(file string, c Config) (Shown, error) {
 		err = yaml.Unmarshal([]byte(v.Text), &v.Config)
 	}
 	return v, err
+}
+
+// Differences says of each key that differs what a file and what was given instead have.
+func Differences(file, given Config) (all []string) {
+	was := map[string]string{}
+	eachKey(reflect.ValueOf(&file).Elem(), "", func(key string, v reflect.Value) { was[key] = shownValue(key, v) })
+	eachKey(reflect.ValueOf(&given).Elem(), "", func(key string, v reflect.Value) {
+		if now := shownValue(key, v); now != was[key] {
+			all = append(all, fmt.Sprintf("%s is %s in the file, and %s here", key, was[key], now))
+		}
+	})
+	return all
+}
+
+// shownValue returns a value for a message, on one line and without secrets.
+func shownValue(key string, v reflect.Value) string {
+	if v.IsZero() {
+		return "not set"
+	}
+	shown, _ := hide(key, v.Interface())
+	text, err := yaml.Marshal(shown)
+	if err != nil {
+		return "another"
+	}
+	return strings.Join(strings.Fields(string(text)), " ")
 }
 
 // eachKey calls f for every key below v, by its dotted path.
