@@ -129,7 +129,7 @@ func TestStatusFits(t *testing.T) {
 	drain := func(slot int, by, reason string) {
 		slots[slot].Drains = []plan.Drain{{Slot: slot, By: by, Reason: reason, Since: taken}}
 	}
-	drain(1, "gpu.lost", "the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79); sudo kbnode drain --all --wait; sudo systemctl reboot; then sudo kbnode resume --all")
+	drain(1, "gpu.lost", "the GPU at 0000:1b:00.0 has fallen off the bus (Xid 79); sudo kbnode drain --all --reboot")
 	drain(3, "gpu.repeats", "the GPU at 0000:43:00.0 had 3 faults in 7 days (Xid 48, gpu.ecc, Xid 48): it stays out until an operator returns it; sudo kbnode resume gpu3")
 	drain(4, plan.ByOperator, "new fan")
 	drain(5, plan.ByOperator, "new fan")

@@ -96,9 +96,11 @@ func printStatus(w io.Writer, st node.Status, now time.Time) {
 	for _, warning := range st.Warnings {
 		term.Printf(w, "%s %s\n", term.PaintWord(w, "warning:"), warning)
 	}
-	if st.Recorded == "" { // what agents do is not recorded
-		term.Printf(w, "%s\n", statusSums(st))
+	if st.Recorded != "" { // what agents do is not recorded
+		term.Printf(w, "kbnode doctor --root shows the faults that are recorded.\n")
+		return
 	}
+	term.Printf(w, "%s\n", statusSums(st))
 }
 
 func statusList(w io.Writer, st node.Status, now time.Time) *term.List {
@@ -113,7 +115,11 @@ func statusList(w io.Writer, st node.Status, now time.Time) *term.List {
 				job += "#" + s.Job.Build
 			}
 		}
-		t.Row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), term.PaintWord(w, s.Agent), job, term.Ago(s.Since, now))
+		agent := s.Agent
+		if st.Recorded == "" || len(s.Problems) > 0 { // an agent that is not recorded is not red
+			agent = term.PaintWord(w, agent)
+		}
+		t.Row(s.Slot, cmp.Or(s.GPU, "-"), s.Queue, s.CPUs, text.Bytes(s.MemoryBytes), agent, job, term.Ago(s.Since, now))
 	}
 	return t
 }

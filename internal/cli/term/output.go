@@ -96,7 +96,6 @@ func Grouped[K comparable, V any](list []V, key func(V) K) (groups [][]V) {
 var colors = map[string]pretty.Color{
 	"ok": pretty.FgGreen, "passed": pretty.FgGreen, "idle": pretty.FgGreen, "FIT": pretty.FgGreen, "ACCEPTED": pretty.FgGreen, "stopped": pretty.FgGreen,
 	"WARN": pretty.FgYellow, "by hand": pretty.FgYellow, "not tried": pretty.FgYellow, "warning:": pretty.FgYellow, "broken": pretty.FgYellow, "skipped": pretty.FgYellow,
-	"unknown": pretty.Reset, // as of a recorded machine
 	"busy": pretty.FgYellow, "draining": pretty.FgYellow, "drained": pretty.FgYellow, "starting": pretty.FgYellow, "stopping": pretty.FgYellow,
 }
 

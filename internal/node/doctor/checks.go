@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -187,12 +188,24 @@ func Explain(name string) (string, error) {
 }
 
 var (
-	link     = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
-	linkPage = regexp.MustCompile(`\]\(((?:adr/)?[a-z0-9-]+\.md)`)
+	link = regexp.MustCompile(`\[([^\]]+)\]\(([^)\s]+)\)`)
+	// linkCheck is a link within the page, which has a heading for each check.
+	linkCheck = regexp.MustCompile(`\[([^\]]+)\]\(#([a-z0-9-]+)\)`)
+	linkPage  = regexp.MustCompile(`\]\(((?:adr/)?[a-z0-9-]+\.md)`)
 )
 
 // String returns a chapter with links as a terminal shows them.
 func (c chapter) String() string {
 	text := linkPage.ReplaceAllString(c.text, "]("+Pages+"$1")
+	text = linkCheck.ReplaceAllStringFunc(text, func(s string) string {
+		part := linkCheck.FindStringSubmatch(s)
+		switch isCheck := slices.ContainsFunc(All(), func(c Check) bool { return c.ID == part[2] }); {
+		case !isCheck:
+			return "[" + part[1] + "](" + Pages + "doctor.md#" + part[2] + ")"
+		case part[1] == part[2]:
+			return part[1]
+		}
+		return part[1] + " (" + part[2] + ")"
+	})
 	return c.about + "\n\n" + strings.TrimSpace(link.ReplaceAllString(text, "$1 ($2)")) + "\n"
 }

@@ -32,6 +32,11 @@ func TestExplainEach(t *testing.T) {
 			t.Errorf("the chapter on %s is not in that on %s (%v)", c.ID, c.Group, err)
 		}
 	}
+	if text, err := Explain("gpu-health"); err != nil || strings.Contains(text, "(#") || !strings.Contains(text, "and health prints its verdicts") {
+		t.Errorf("%q, %v", text, err)
+	}
+	_, err := Explain("gpu.lost")
+	must.Err(t, err, `"gpu.lost" is a verdict of the daemon, and no check; sudo kbnode status shows`)
 	var unknown *UnknownError
 	if _, err := Explain("nonsense"); !errors.As(err, &unknown) {
 		t.Errorf("nonsense: %v", err)

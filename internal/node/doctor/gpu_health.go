@@ -239,11 +239,11 @@ func (g gpuGroup) each(command string) string {
 	return fmt.Sprintf("for g in %s; do %s; done", strings.Join(g.addresses(), " "), fmt.Sprintf(command, "$g"))
 }
 
-// rebooted adds a reboot as the fix of a finding.
+// rebooted adds a reboot as the fix of a finding. That of a node waits for jobs, and keeps the drains that are not its own.
 func rebooted(m *Machine, f Finding, before ...string) Finding {
-	const reboot = "systemctl reboot"
-	if !m.Exists(plan.BindingsPath) {
-		return f.By("%s", strings.Join(append(before, reboot), " && "))
+	reboot := "systemctl reboot"
+	if m.Exists(plan.BindingsPath) {
+		reboot = "kbnode drain --all --reboot"
 	}
-	return f.By("%s", strings.Join(append(before, "kbnode drain --all --wait", reboot), " && ")).Advise("afterward run sudo kbnode resume --all")
+	return f.By("%s", strings.Join(append(before, reboot), " && "))
 }

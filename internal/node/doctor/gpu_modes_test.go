@@ -60,7 +60,7 @@ func TestModeChecks(t *testing.T) {
 		{name: "MIG at the next reset", id: "nvidia-mig", inv: one(mode("off", "on")), files: boundSlots(3), slots: second,
 			want: "warn: MIG mode will be on after the next reset (GPU 0000:1b:00.0)", fix: "nvidia-smi -i 0000:1b:00.0 -mig 0"},
 		{name: "MIG until the next reset", id: "nvidia-mig", inv: one(mode("on", "off")), files: boundSlots(3), slots: second,
-			want: "fail: MIG mode is on until the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --wait && systemctl reboot"},
+			want: "fail: MIG mode is on until the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --reboot"},
 
 		{name: "many processes", id: "nvidia-compute-mode", inv: h100s(3), want: "ok: default"},
 		{name: "no process", id: "nvidia-compute-mode", inv: all(func(g *inventory.GPU) { g.ComputeMode = "prohibited" }), files: boundSlots(3), slots: everyone,
@@ -79,9 +79,9 @@ func TestModeChecks(t *testing.T) {
 			fix:  "for g in 0000:1a:00.0 0000:1b:00.0 0000:1c:00.0; do nvidia-smi -i $g -e 1; done && systemctl reboot"},
 		{name: "ECC of some", id: "nvidia-ecc", inv: one(func(g *inventory.GPU) { g.ECCMode, g.NVML.ECCMode = "off", nil }), files: boundSlots(3), slots: second,
 			want: "warn: ECC is off (GPU 0000:1b:00.0), but on for others: its memory differs in size and speed",
-			fix:  "nvidia-smi -i 0000:1b:00.0 -e 1 && kbnode drain --all --wait && systemctl reboot"},
+			fix:  "nvidia-smi -i 0000:1b:00.0 -e 1 && kbnode drain --all --reboot"},
 		{name: "ECC at the next reset", id: "nvidia-ecc", inv: one(func(g *inventory.GPU) { g.NVML.ECCMode.Pending = "off" }), files: boundSlots(3), slots: second,
-			want: "warn: ECC is now on, and off after the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --wait && systemctl reboot"},
+			want: "warn: ECC is now on, and off after the next reset (GPU 0000:1b:00.0)", fix: "kbnode drain --all --reboot"},
 
 		{name: "equal clocks", id: "nvidia-clocks", inv: h100s(3), want: "ok: up to 1980 MHz"},
 		{name: "a slower GPU", id: "nvidia-clocks", inv: one(func(g *inventory.GPU) { g.MaxSMClockMHz = 1755 }),

@@ -120,7 +120,7 @@ func gpuAnswers(_ context.Context, m *Machine) Answer {
 	for _, g := range f.gpus {
 		switch {
 		case dead[g.PCI].Dead || g.NVML != nil && g.NVML.Code == nvml.CodeLost:
-			all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(g.Error, "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
+			all = append(all, rebooted(m, fail("the GPU at %s is lost: %s", g.PCI, cmp.Or(strings.Replace(g.Error, "GPU is lost", "NVML says so", 1), "its PCI configuration reads as all ones"))).Of(f.slots[g.PCI]...))
 		case g.NVML != nil && g.NVML.Code == nvml.CodeReset:
 			all = append(all, reset(g, f.slots[g.PCI]))
 		case !g.Healthy:

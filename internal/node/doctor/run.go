@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -45,7 +46,13 @@ type UnknownError struct {
 	Near string // the one that was probably meant, or ""
 }
 
+// verdictForm matches what the daemon's verdicts are named.
+var verdictForm = lazy.Regexp(`^(gpu|node|slot)\.[a-z]+$`)
+
 func (e *UnknownError) Error() string {
+	if verdictForm().MatchString(e.Name) {
+		return fmt.Sprintf("%q is a verdict of the daemon, and no check; sudo kbnode status shows those that hold and what to type, and %shealth.md explains all", e.Name, Pages)
+	}
 	if e.Near != "" {
 		return fmt.Sprintf("there is no check or group %q; write %s", e.Name, e.Near)
 	}

@@ -82,7 +82,7 @@ func (j *judge) judgeGPU(id string, g *inventory.GPU) {
 	readable := n != nil || g.Vendor == "amd" && !bus.Unread || bus.Dead || !g.Healthy
 	lost, reset := bus.Dead || code == nvml.CodeLost, code == nvml.CodeReset
 	if readable {
-		why := g.Error
+		why := strings.Replace(g.Error, "GPU is lost", "NVML says so", 1)
 		if bus.Dead {
 			why = "its PCI configuration reads as all ones"
 		}

@@ -43,7 +43,7 @@ func TestReadings(t *testing.T) {
 		{name: "recovery action IMEX", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(5)) }), want: "gpu.recovery degraded drain [3]"},
 		{name: "a recovery action to come", change: withNVML(func(g *nvml.GPU) { g.RecoveryAction = new(int64(9)) }), want: "gpu.recovery fatal drain [3]", says: "action 9"},
 		{name: "NVML says reset required", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML.Code = false, "GPU requires reset", 16 }), want: "gpu.recovery fatal drain [3]"},
-		{name: "NVML says lost", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML = false, "GPU is lost", &nvml.GPU{Code: 15} }), want: "gpu.lost fatal park [3]", says: "GPU is lost"},
+		{name: "NVML says lost", change: third(func(g *inventory.GPU) { g.Healthy, g.Error, g.NVML = false, "GPU is lost", &nvml.GPU{Code: 15} }), want: "gpu.lost fatal park [3]", says: "is lost: NVML says so"},
 		{name: "lost, and its UUID with it", change: third(func(g *inventory.GPU) {
 			g.Healthy, g.Error, g.UUID, g.NVML = false, "GPU is lost", "", &nvml.GPU{Code: 15}
 		}), want: "gpu.lost fatal park [3]"},

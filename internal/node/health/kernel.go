@@ -257,4 +257,4 @@ func fixAMDReset(pci string) string {
 	return "sudo kbnode drain --all --wait; sudo amd-smi reset -G -g " + pci + "; sudo kbnode resume --all"
 }
 
-const fixReboot = "sudo kbnode drain --all --wait; sudo systemctl reboot; then sudo kbnode resume --all"
+const fixReboot = "sudo kbnode drain --all --reboot"
