@@ -194,8 +194,9 @@ func TestSubmitPayload(t *testing.T) {
 func TestSubmitResultFile(t *testing.T) {
 	dir := t.TempDir()
 	closed := filepath.Join(dir, "closed")
+	must.Write(t, dir, "mine.py", "import x")
 	must.Do(t, errors.Join(syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600), os.Symlink("other", filepath.Join(dir, "link")), os.Mkdir(closed, 0o555)))
-	for name, want := range map[string]string{"pipe": "is not a regular file", "link": "is not a regular file", "closed": "is not a regular file", "closed/x": "you may not write to the directory " + closed} {
+	for name, want := range map[string]string{"pipe": "is not a regular file", "link": "is not a regular file", "closed": "is not a regular file", "mine.py": "mine.py has something else", "closed/x": "you may not write to the directory " + closed} {
 		if name == "closed/x" && os.Geteuid() == 0 {
 			continue
 		}
@@ -204,7 +205,7 @@ func TestSubmitResultFile(t *testing.T) {
 			t.Errorf("%s: %+v, %d builds", name, r, len(s.Builds()))
 		}
 	}
-	file := must.Write(t, dir, "result.json", "old")
+	file := must.Write(t, dir, "result.json", "{}")
 	onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--hello", "--result", file)
 	must.Equal(t, resultGood, must.Read(t, file))
 }

@@ -188,7 +188,7 @@ func typedFiles(t *testing.T) (dir string) {
 		"hopper/task.yml":      `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`,
 		"hopper/submission.cu": "",
 		"vectors/task.yml":     `{files: [{name: submission.py, source: "@SUBMISSION@"}], lang: py, config: {main: submission.py}, tests: []}`,
-		"guide.cu":             "", "guide.py": "pass\n", "cuda.json": `{"lang": "cu"}`,
+		"guide.cu":             "", "guide.py": "pass\n", "kept.svg": "mine\n", "cuda.json": `{"lang": "cu"}`,
 		"Dockerfile":   "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
 		"large":        strings.Repeat(" ", 1<<20+1),
 		"text":         "steps:\n",

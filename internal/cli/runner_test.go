@@ -206,6 +206,30 @@ func TestRunnerProblemJSON(t *testing.T) {
 	}
 }
 
+// TestWorkdirKeepsFiles evaluates where files are that are not an evaluation's: none is changed or removed.
+func TestWorkdirKeepsFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for range 2 { // the second finds what the first left
+		r := runs(t, process(t, "evaluate", "--problem", "prefix_python", "--workdir", dir))
+		must.Equal(t, 0, r.code)
+	}
+	for _, name := range []string{"submission.py", "reference.py", "other.py", "profile_data", "result.json", "deep/result.json"} {
+		dir := t.TempDir()
+		must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
+		must.Write(t, dir, name, "mine")
+		for _, command := range []string{"evaluate", "runner"} {
+			r := runs(t, process(t, command, "--problem", "prefix_python", "--workdir", dir))
+			if r.code != 2 || !strings.Contains(r.err, "type mkdir out, and write --workdir out") || must.Read(t, filepath.Join(dir, name)) != "mine" {
+				t.Errorf("%s, %s: %+v", command, name, r)
+			}
+		}
+	}
+	must.Write(t, dir, "mine.py", "mine")
+	r := runs(t, process(t, "evaluate", "--problem", "prefix_python", "--workdir", dir))
+	must.Equal(t, 2, r.code)
+}
+
 // TestRunnerProblemInterrupt interrupts an evaluation whose programs started others.
 func TestRunnerProblemInterrupt(t *testing.T) {
 	t.Parallel()

@@ -89,7 +89,7 @@ func (c *compareFlags) checkPlot(given bool) error {
 	if given && filepath.Ext(c.plot) != ".svg" {
 		return term.Usagef("--plot %.60q: a plot is an SVG; write the name of a file such as times.svg", c.plot)
 	}
-	return term.CheckFolder("--plot", c.plot)
+	return term.CheckReplaced("--plot", c.plot, "<svg ")
 }
 
 // write writes the plot, if one is wanted and there is something to plot.

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/evaluate/witness"
 	"github.com/gpu-mode/kbnode/internal/operate/submit"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 	"github.com/gpu-mode/kbnode/internal/std/tree"
@@ -70,7 +71,7 @@ compared, whichever is faster.`,
 	}
 	l.add(cmd)
 	c.add(cmd.Flags())
-	cmd.Flags().StringVar(&o.Dir, "workdir", "", "where the program runs and result.json is written (default: a temporary directory)")
+	cmd.Flags().StringVar(&o.Dir, "workdir", "", "an empty directory, where the program runs and result.json is written (default: a temporary one)")
 	return cmd
 }
 
@@ -108,15 +109,49 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 		}
 		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", "PROBLEM", args[0]))
 	}
-	if dir := cmd.Flag("workdir"); given("workdir") {
-		switch err := unix.Access(dir.Value.String(), unix.W_OK|unix.X_OK); {
-		case !isDir(dir.Value.String()):
-			return term.Usagef("--workdir: there is no directory %.200q; make it, or leave --workdir out", dir.Value)
-		case err != nil, filepath.Clean(dir.Value.String()) == "/":
-			return term.Usagef("--workdir: %s is no place for result.json; name a directory of your own, or leave --workdir out", dir.Value)
+	if given("workdir") && len(args) < 2 {
+		return checkWorkdir(cmd.Flag("workdir").Value.String())
+	}
+	return nil
+}
+
+// checkWorkdir refuses a directory with more than an earlier evaluation leaves: programs may change all that is in it, and the
+// problem's files replace those of their names, and are removed in the end.
+func checkWorkdir(dir string) error {
+	files, err := os.ReadDir(dir)
+	shown := text.ShellWord(text.Line(dir, 200))
+	switch {
+	case !isDir(dir):
+		return term.Usagef("--workdir: there is no directory %[1]s; type mkdir %[1]s first, or leave --workdir out", shown)
+	case err != nil, unix.Access(dir, unix.W_OK|unix.X_OK) != nil, filepath.Clean(dir) == "/":
+		return term.Usagef("--workdir: %s is no place for result.json; name a directory of your own, or leave --workdir out", shown)
+	}
+	var own []string
+	if hasResult(dir) {
+		own = []string{result.File, runner.ProfileDir, witness.File}
+	}
+	for _, f := range files {
+		if !slices.Contains(own, f.Name()) {
+			return term.Usagef("--workdir: an evaluation could change or remove what is in %s, such as %s; name an empty directory: type mkdir out, and write --workdir out",
+				shown, text.ShellWord(text.Line(f.Name(), 60)))
 		}
 	}
 	return nil
+}
+
+// hasResult reports whether an evaluation wrote its result into a directory.
+func hasResult(dir string) bool {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return false
+	}
+	defer root.Close() //nolint:errcheck // opened for reading
+	raw, err := result.ReadFile(root, result.File)
+	if err != nil {
+		return false
+	}
+	r, err := result.Read(raw)
+	return err == nil && (r.System != nil || r.Error != "")
 }
 
 // nearestProblem returns the directory with the problem of a submission, or "".

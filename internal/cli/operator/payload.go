@@ -47,7 +47,7 @@ func newPayloadEncode(s term.Streams) *cobra.Command {
 submission FILE (default: the problem's own).`,
 		Example: `  kbnode payload encode --problem prefix_python mine.py | kbnode payload decode --indent
   kbnode payload encode --env task.json >job.env    for docker run --env-file
-  kbnode payload encode task.json | kbnode runner --payload -`,
+  kbnode payload encode task.json | kbnode runner --payload - --workdir /tmp/job`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("mode") && problem == "" {

@@ -23,6 +23,8 @@ The payload is read from KERNELBOT_PAYLOAD or SUBMISSION_PAYLOAD, from
 KERNELBOT_PAYLOAD_0, _1, … if it is too large for one variable, or from --payload.
 With --config, it is plain JSON text.
 
+The payload's files replace those of their names in --workdir, and are removed.
+
 Exit code 0 if the evaluation was done, whatever the tests found, and 1 otherwise;
 result.json is written in both cases. Exit code 3 if it could not be written.`,
 		Example: `  kbnode runner                               as a job's command

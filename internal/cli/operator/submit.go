@@ -106,7 +106,7 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if err != nil {
 		return err
 	}
-	if err := term.CheckFolder("--result", f.resultFile); err != nil {
+	if err := term.CheckReplaced("--result", f.resultFile, "{"); err != nil {
 		return err
 	}
 	j, err := req.Job()
@@ -169,7 +169,7 @@ func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []strin
 	if len(others) > 0 {
 		return term.Usagef("--follow sends nothing; leave out %s", strings.Join(others, ", "))
 	}
-	if err := cmp.Or(term.CheckFolder("--result", f.resultFile), f.compare.checkPlot(cmd.Flags().Changed("plot"))); err != nil {
+	if err := cmp.Or(term.CheckReplaced("--result", f.resultFile, "{"), f.compare.checkPlot(cmd.Flags().Changed("plot"))); err != nil {
 		return err
 	}
 	f.Pipeline = pipelineOf(f.Pipeline)

@@ -127,6 +127,24 @@ func CheckFolder(flag, name string) error {
 	return nil
 }
 
+// CheckReplaced is CheckFolder, and refuses a flag whose file is not of the kind that is written: it has something, and does
+// not begin so.
+func CheckReplaced(flag, name, begins string) error {
+	if err := CheckFolder(flag, name); err != nil || name == "" {
+		return err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil //nolint:nilerr // there is none, or no one may read it
+	}
+	defer f.Close() //nolint:errcheck // opened for reading
+	head := make([]byte, len(begins))
+	if n, _ := io.ReadFull(f, head); n > 0 && string(head[:n]) != begins {
+		return Usagef("%s: %s has something else, which would be lost; write the name of another file", flag, name)
+	}
+	return nil
+}
+
 // CheckNew refuses a flag whose file exists.
 func CheckNew(flag, name string) error {
 	if _, err := os.Lstat(name); err == nil {
