@@ -49,6 +49,19 @@ func TestCancelCommand(t *testing.T) {
 	}
 }
 
+// TestSubmitSaysHowToCancel submits one run that passes, and one whose creation is not answered.
+func TestSubmitSaysHowToCancel(t *testing.T) {
+	got, s, _ := onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--hello", "--run-id", "run-1")
+	if !strings.Contains(got.err, "/builds/1\n  run ID: run-1\n") || strings.Contains(got.err, "to cancel it") {
+		t.Errorf("%+v", got)
+	}
+	s.Inject(bktest.Fault{Route: "POST /v2/organizations/{org}/pipelines/{pipeline}/builds", Status: 500, Times: -1})
+	got = kbnode(t, "submit", "--queue", "b200", "--hello", "--run-id", "run-2", "--org", "kbnode")
+	if got.code != 1 || !strings.HasSuffix(got.err, "  to cancel it: kbnode cancel --org kbnode run-2\n") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // TestSubmitFollow shows a build that another command sent, its result's file, and what it refuses.
 func TestSubmitFollow(t *testing.T) {
 	first, _, _ := onQueue(t, map[string]string{"result.json": resultGood}, "submit", "--queue", "b200", "--hello", "--run-id", "run-1")

@@ -227,15 +227,15 @@ func TestSubmitProgress(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for width, want := range map[int]string{
-			80: "|  waiting, 0 s|  waiting, 1 s|  build 7: http://b/7\n|  build 7: running on n-gpu3, 0 s|  502; retrying in 1s\n|  build 7: running on n-gpu3, 0 s|",
-			0:  "  waiting\n  build 7: http://b/7\n  502; retrying in 1s\n  build 7: passed\n",
+			80: "|  waiting, 0 s|  waiting, 1 s|  build 7: http://b/7\n  run ID: run-1\n|  build 7: running on n-gpu3, 0 s|  502; retrying in 1s\n|  build 7: running on n-gpu3, 0 s|",
+			0:  "  waiting\n  build 7: http://b/7\n  run ID: run-1\n  502; retrying in 1s\n  build 7: passed\n",
 		} {
 			var b strings.Builder
 			p := operator.NewSubmitProgress(&term.Progress{S: term.Streams{Err: &b}, Width: width})
 			p.Show(0, submit.Status{State: "creating"})
 			p.Show(0, submit.Status{State: "waiting", Since: time.Now()})
 			time.Sleep(1500 * time.Millisecond)
-			p.Show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
+			p.Show(0, submit.Status{State: "running", RunID: "run-1", Build: 7, Agent: "n-gpu3", URL: "http://b/7", Since: time.Now()})
 			p.Trouble("502", 0)
 			if width == 0 {
 				p.Show(0, submit.Status{State: "passed", Build: 7})

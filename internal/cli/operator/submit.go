@@ -199,7 +199,21 @@ func (f *submitFlags) show(s term.Streams, out submit.Outcome) error {
 			err = errors.Join(err, fmt.Errorf("write result: %w", writeErr))
 		}
 	}
+	if out.MayRun() {
+		s.Progress("to cancel it: %s", s.Line(f.cancelLine(s, out.RunID)))
+	}
 	return term.ExitUnless(out.Verdict == submit.Passed, err)
+}
+
+// cancelLine returns the words that cancel a run where this command sent it.
+func (f *submitFlags) cancelLine(s term.Streams, run string) []string {
+	words := []string{"cancel"}
+	for _, flag := range [][]string{{"--org", f.api.Org}, {"--pipeline", f.Pipeline}, {"--token-file", f.api.TokenFile}} {
+		if s.Find(flag[0]) >= 0 {
+			words = append(words, flag...)
+		}
+	}
+	return append(words, run)
 }
 
 // untilHangup returns a context for a command that follows builds, which would run on without it: it also

@@ -57,6 +57,9 @@ func (p *SubmitProgress) Show(_ int, st submit.Status) {
 	if st.Build != 0 && (before == nil || before.Build == 0) {
 		p.End("")
 		p.Say("build %d: %s", st.Build, text.Line(st.URL, 300))
+		if st.RunID != "" {
+			p.Say("run ID: %s", text.Line(st.RunID, 100))
+		}
 		fixed = ""
 	}
 	p.refresh(fixed)

@@ -30,12 +30,12 @@ func TestFollow(t *testing.T) {
 		brief, interrupt := context.WithTimeout(t.Context(), 10*time.Second)
 		defer interrupt()
 		got, err := Follow(brief, bk.client, o, "run-a")
-		if err != nil || got.Verdict != Unknown || got.Reason != "outcome unknown: it is no longer followed; it may still be running" {
+		if err != nil || got.Verdict != Unknown || got.Reason != "outcome unknown: it is no longer followed; it may still be running" || !got.MayRun() {
 			t.Errorf("%+v, %v", got, err)
 		}
 		for range 2 { // while it runs, and after its end
 			got, err = Follow(t.Context(), bk.client, o, "run-a")
-			if err != nil || got.Verdict != Passed || got.Result == nil || got.Build != 1 {
+			if err != nil || got.Verdict != Passed || got.Result == nil || got.Build != 1 || got.MayRun() {
 				t.Errorf("%+v, %v", got, err)
 			}
 		}

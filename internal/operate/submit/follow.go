@@ -316,6 +316,9 @@ func (f *follower) finish(r *run, v Verdict, reason string) {
 
 func (f *follower) report(r *run, state string) {
 	s := Status{Build: r.out.Build, URL: r.out.URL, State: state, Agent: r.out.Agent, Since: r.status.Since}
+	if !f.others {
+		s.RunID = r.job.RunID
+	}
 	if state != r.status.State {
 		s.Since = time.Now()
 	}

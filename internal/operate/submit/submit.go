@@ -57,6 +57,7 @@ type Options struct {
 
 // Status is the current status of a job.
 type Status struct {
+	RunID string // "" for a build that another command created
 	Build int    // build number; 0 if not created yet
 	URL   string // of the build's page
 	State string // creating, waiting, running, canceling, fetching, or the verdict
@@ -87,6 +88,11 @@ type Outcome struct {
 	Comparison *compare.Report `json:"comparison,omitempty"`
 	// Cached is since when this has been the answer to identical submissions; absent if the submission was evaluated now.
 	Cached time.Time `json:"cached,omitzero"`
+}
+
+// MayRun reports whether the build may still run, or may have been created and not be known.
+func (o *Outcome) MayRun() bool {
+	return o.Cached.IsZero() && (o.Verdict == Unknown || o.Build != 0 && !buildkite.Build{State: o.State}.Ended())
 }
 
 // runsKey is the key of a build's meta-data with Job.Runs.
