@@ -153,10 +153,10 @@ func TestCompare(t *testing.T) {
 func TestRunnerProblemLimit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	must.Write(t, dir, "eval.py", "import submission, time\ntime.sleep(1000)\n")
+	must.Write(t, dir, "eval.py", "import os, submission, time\nos.write(int(os.environ['POPCORN_FD']), b'test.0.spec: x\\n')\ntime.sleep(1000)\n")
 	must.Write(t, dir, "task.yml", `{files: [{name: submission.py, source: "@SUBMISSION@"}, {name: eval.py, source: eval.py}], lang: py, config: {main: eval.py}, test_timeout: 1}`)
 	r := runs(t, process(t, "evaluate", "--problem", dir, must.Write(t, dir, "mine.py", "pass\n")))
-	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") {
+	if r.code != 1 || !strings.Contains(r.out, "Not passed: test: exceeded its time limit of 1 s\n") || !strings.Contains(r.err, "test: run, 1 s at most\n") || strings.Contains(r.out, "had passed") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -2,11 +2,14 @@ package runner
 
 import (
 	"bytes"
+	"cmp"
+	"fmt"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 const (
@@ -127,6 +130,29 @@ func parsePopcorn(b []byte) (reported result.Pairs[string], over bool) {
 		reported = append(reported, result.Pair[string]{Key: k, Value: v})
 	}
 	return reported, over
+}
+
+// caseAtEnd says in which case a judge was ended, by its report, and how many had passed; "" if it told of none.
+func caseAtEnd(report []byte) string {
+	reported, _ := parsePopcorn(report)
+	name, spec, when, passed := "", "", "in", 0
+	for _, m := range reported {
+		switch prefix, isSpec := strings.CutSuffix(m.Key, ".spec"); {
+		case isSpec:
+			name, spec, when = prefix, m.Value, "in"
+		case m.Key == name+".status" && m.Value == "pass", m.Key == name+".mean":
+			passed++
+			fallthrough
+		case m.Key == name+".error":
+			when = "after"
+		}
+	}
+	kind, number, _ := strings.Cut(name, ".")
+	if name == "" {
+		return ""
+	}
+	total := cmp.Or(reported.Get(kind+"-count"), "?")
+	return fmt.Sprintf("%s %s %s (%s); %d of %s had passed", when, kind, text.Line(number, 10), text.Line(spec, 200), passed, text.Line(total, 10))
 }
 
 // encodedSize returns how many bytes a text takes in JSON, quotes included, at most.

@@ -284,6 +284,9 @@ func (e *engine) report(p program, o *outcome) *result.Run {
 	}
 	if o.timedOut {
 		run.ExitCode, run.Duration = result.ExitTimeout, json.Number(p.limit.text)
+		if at := caseAtEnd(o.popcorn.buf); p.workers != nil && at != "" { // else the submission could have written it
+			run.Stderr = addLine(run.Stderr, "the time limit came "+at)
+		}
 		return run
 	}
 	if o.cancelled {

@@ -63,6 +63,25 @@ func TestJudgeOutOfReach(t *testing.T) {
 	})
 }
 
+// TestJudgeSaysWhereTheLimitCame has a submission that never returns from its first case, and claims others.
+func TestJudgeSaysWhereTheLimitCame(t *testing.T) {
+	t.Parallel()
+	config := judgeConfig(t, honest+`
+def custom_kernel(data):
+    for fd in range(1, 64):
+        try: os.write(fd, b"test.7.spec: mine\n")
+        except OSError: pass
+    time.sleep(1000)
+`, "test")
+	config["test_timeout"] = 10
+	j := newConfigJob(t, config)
+	_, result := j.run(t)
+	run := at(result, "runs", "test", "run")
+	if said := fmt.Sprint(at(run, "stderr")); at(run, "exit_code") != 114.0 || !strings.Contains(said, "kbnode: the time limit came in test 0 (size: ") || !strings.HasSuffix(said, "); 0 of 2 had passed\n") {
+		t.Errorf("%v", run)
+	}
+}
+
 // honest is the submission that attacks are based on. They replace custom_kernel, and may say wrong, right or either: what
 // they do must not pass, must pass in an honest time, or may do one of both.
 const honest = `

@@ -135,6 +135,21 @@ func TestCPUModel(t *testing.T) {
 	}
 }
 
+func TestCaseAtEnd(t *testing.T) {
+	t.Parallel()
+	const tests = "fence: kbnode\ntest-count: 2\ntest.0.spec: size: 1; seed: 1\n"
+	for report, want := range map[string]string{
+		"": "", "fence: kbnode\ntest-count: 2\n": "", "check: pass\n": "",
+		tests:                           "in test 0 (size: 1; seed: 1); 0 of 2 had passed",
+		tests + "test.0.status: pass\n": "after test 0 (size: 1; seed: 1); 1 of 2 had passed",
+		tests + "test.0.status: fail\ntest.0.error: no\n":                                                                           "after test 0 (size: 1; seed: 1); 0 of 2 had passed",
+		tests + "test.0.status: pass\ntest.1.spec: size: 2\n":                                                                       "in test 1 (size: 2); 1 of 2 had passed",
+		"benchmark-count: 2\nbenchmark.0.spec: n: 1\nbenchmark.0.mean: 5\nbenchmark.0.raw.mean: 5\nbenchmark.1.spec: n: \x1b[2J2\n": "in benchmark 1 (n: 2); 1 of 2 had passed",
+	} {
+		must.Equal(t, want, caseAtEnd([]byte(report)))
+	}
+}
+
 func TestDecodeAgreesWithPython(t *testing.T) {
 	t.Parallel()
 	script := `import itertools
