@@ -201,7 +201,10 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 	case l.asJSON:
 		term.Verbatim(s.Out, text.JSON(string(raw)))
 	case ctx.Err() != nil:
-		term.Printf(s.Out, "%s\n", said)
+		term.Printf(s.Out, "No verdict: interrupted before its end\n")
+		var report strings.Builder
+		r.Completed(&report)
+		term.Printf(s.Out, "%s", report.String())
 	case missing != "":
 		term.Printf(s.Out, "Not evaluated: %s\n", missing)
 	default:

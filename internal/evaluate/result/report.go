@@ -32,10 +32,18 @@ func (r *Result) Report(w io.Writer, tests bool) {
 	l.tables(r, list, tests)
 }
 
+// Completed writes the tables of a job that was canceled, if an evaluation had passed.
+func (r *Result) Completed(w io.Writer) {
+	list := r.summaries()
+	if slices.ContainsFunc(list, func(s *Summary) bool { return s.verdict == passed }) {
+		(&Log{W: w}).tables(r, list, true)
+	}
+}
+
 func (r *Result) summaries() []*Summary {
 	var list []*Summary
 	for _, run := range r.Runs {
-		list = append(list, Summarize(run.Key, run.Value, false))
+		list = append(list, Summarize(run.Key, run.Value, strings.HasPrefix(r.Error, Cancelled)))
 	}
 	return list
 }

@@ -16,6 +16,9 @@ const (
 	NodeFile = "node.json"   // the noise record, beside File
 )
 
+// Cancelled begins the error of a job that was told to stop.
+const Cancelled = "the job was cancelled before its end"
+
 // IsOwnName reports whether a file with this name could be taken for File or NodeFile. kernelbot's launchers
 // find an artifact by its name, whatever its directory, and the agent's download takes \ for a separator.
 func IsOwnName(name string) bool {

@@ -212,7 +212,7 @@ var errNoJob = errors.New("no payload, and this build was not started through th
 
 // cancelled returns the error of a job that was told to stop.
 func cancelled(ctx context.Context) error {
-	return fmt.Errorf("the job was cancelled before its end: %w", context.Cause(ctx))
+	return fmt.Errorf(result.Cancelled+": %w", context.Cause(ctx))
 }
 
 // evaluate fills in the result as far as it gets.

@@ -224,7 +224,7 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 		run = ev.Run
 	}
 	switch {
-	case !r.Success && strings.Contains(r.Error, wasEnded): // as by a restart of the engine
+	case !r.Success && strings.Contains(r.Error, result.Cancelled): // as by a restart of the engine
 		return c, ErrKilled
 	case !r.Success:
 		c.Reason = cmp.Or(r.Error, "the runner reports neither success nor an error")
@@ -239,8 +239,5 @@ func judge(c Canary, end slot.Outcome, output, doc []byte) (Canary, error) {
 	c.Reason = text.Line(c.Reason, maxReason)
 	return c, nil
 }
-
-// wasEnded is in what the runner says of a job that a signal ended.
-const wasEnded = "the job was cancelled before its end"
 
 func lastLine(text string) string { return text[strings.LastIndexByte(text, '\n')+1:] }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner"
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -193,7 +194,7 @@ func TestJudge(t *testing.T) {
 	}{
 		{name: "too many files", end: slot.Outcome{Reason: "nothing is uploaded: there are too many"}, said: "done\n", reason: "it left no result and exited with 0: nothing is uploaded: there are too many"},
 		{name: "lost files", end: slot.Outcome{Lost: "nothing is uploaded: it may still run"}, said: "done\n", err: "nothing is uploaded: it may still run"},
-		{name: "an engine that ends", text: `{"success": false, "error": "` + wasEnded + `: terminated signal received", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, err: ErrKilled.Error()},
+		{name: "an engine that ends", text: `{"success": false, "error": "` + result.Cancelled + `: terminated signal received", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, err: ErrKilled.Error()},
 		{name: "out of memory", end: slot.Outcome{ExitCode: 137, OutOfMemory: true}, reason: "it ran out of the slot's memory"},
 		{name: "cut off", text: `{"success": tr`, reason: "it left no result and exited with 0:"},
 		{name: "an error", text: `{"success": false, "error": "python3 is not there", "runs": {}}`, end: slot.Outcome{ExitCode: 1}, reason: "python3 is not there"},
