@@ -79,6 +79,7 @@ that its steps have time, read_agents and read_pipelines.`,
 		},
 	}
 	f.add(cmd, submitDoc)
+	f.api.without = "; to compete, you need none: hand the file in where the competition says"
 	fl := cmd.Flags()
 	f.compare.add(fl)
 	addProblem(fl, &f.problem, "")

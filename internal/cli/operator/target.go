@@ -137,7 +137,10 @@ func grouped(n int) string {
 }
 
 // APIFlags say which organization of Buildkite's REST API to ask, and with which token.
-type APIFlags struct{ Org, TokenFile string }
+type APIFlags struct {
+	Org, TokenFile string
+	without        string // what to do without a token
+}
 
 func (a *APIFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&a.Org, "org", "", "organization, as in its URL (default: BUILDKITE_ORG)")
@@ -199,7 +202,7 @@ func (a *APIFlags) token() (string, error) {
 	} else if text == "" {
 		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
 			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE" +
-			otherVariable("API_TOKEN", "TOKEN", "ACCESS_TOKEN", "API_ACCESS_TOKEN", "API_KEY"))
+			otherVariable("API_TOKEN", "TOKEN", "ACCESS_TOKEN", "API_ACCESS_TOKEN", "API_KEY") + a.without)
 	}
 	return buildkite.ParseToken(from, text)
 }

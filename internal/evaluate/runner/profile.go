@@ -61,7 +61,7 @@ func (e *engine) checkProfiler() error {
 	tool := map[string]string{runtimeCUDA: "ncu", runtimeROCm: "rocprofv3"}[e.runtime]
 	switch {
 	case tool == "":
-		return errors.New(`mode "profile" needs a GPU, and none is seen here; run it in a slot with one`)
+		return errors.New(`mode "profile" needs a GPU, and none is seen here; profile it where there is one`)
 	case e.runtime == runtimeCUDA && e.multiGPU:
 		return errors.New(`mode "profile" with multi_gpu is not possible under ncu; profile one GPU`)
 	}

@@ -155,6 +155,7 @@ func TestEnding(t *testing.T) {
 // TestMissing reads how libraries say what a machine lacks, as people saw it.
 func TestMissing(t *testing.T) {
 	t.Parallel()
+	must.Equal(t, "there is no GPU that programs can use", Missing(&result.Result{Error: `mode "profile" needs a GPU, and none is seen here; profile it where there is one`}))
 	const trace = "Traceback (most recent call last):\n  File \"reference.py\", line 3, in <module>\n    import x\n"
 	const noGPU = "there is no GPU that programs can use"
 	const alsoNone = ", and " + noGPU

@@ -38,6 +38,9 @@ func Missing(r *result.Result) string {
 	if m := notOnPath().FindString(r.Error); m != "" && !r.Success {
 		return m
 	}
+	if strings.Contains(r.Error, "needs a GPU, and none is seen here") && !r.Success {
+		return "there is no GPU that programs can use"
+	}
 	for _, run := range r.Runs {
 		ev := run.Value
 		if c := ev.Compilation; ev.Run == nil && c != nil && !c.NvccFound {
