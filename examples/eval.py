@@ -64,6 +64,7 @@ LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
 MOST = 0.05  # of a time is subtracted: copies of large arrays take a time that varies, and no luck may be worth more
 WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+VARARGS = 4  # inspect.CO_VARARGS
 
 # The shared memory: flags, those of each side in a cache line of their own, the text of an error, the input, the output.
 GO, WARM, DONE, FAILED, PAUSE = 0, 1, 16, 32, 48  # in words of 8 bytes
@@ -404,16 +405,22 @@ def pause(flags):
 
 
 def takes_output(kernel):
-    """Says whether a function must be given two arguments."""
+    """Says whether a function must be given two arguments, and refuses one that takes neither one nor two."""
     if type(kernel) is types.FunctionType:
-        return kernel.__code__.co_argcount - len(kernel.__defaults__ or ()) == 2
-    import inspect
+        code = kernel.__code__
+        needed, taken = code.co_argcount - len(kernel.__defaults__ or ()), code.co_argcount + bool(code.co_flags & VARARGS)
+    else:
+        import inspect
 
-    try:
-        parameters = inspect.signature(kernel).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) == 2
+        try:
+            parameters = inspect.signature(kernel).parameters.values()
+        except (TypeError, ValueError):
+            return False
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed, taken = sum(p.default is p.empty for p in positional), len(positional) + any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if needed > 2 or taken < 1:
+        raise Unfit(f"custom_kernel takes {max(needed, 0)} arguments; define custom_kernel(data) or custom_kernel(data, output)")
+    return needed == 2
 
 
 # The judge's side.

@@ -170,6 +170,10 @@ func TestPrefixPythonBreaks(t *testing.T) {
 		"pass\n":                                                                  "the submission has no function custom_kernel",
 		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
 		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission has no function custom_kernel",
+
+		"def custom_kernel(data, output, n):\n  return data\n":        "custom_kernel takes 3 arguments; define custom_kernel(data) or custom_kernel(data, output)",
+		"def custom_kernel(*, data):\n  return data\n":                "custom_kernel takes 0 arguments; define",
+		"class K:\n  def __call__(self): pass\ncustom_kernel = K()\n": "custom_kernel takes 0 arguments; define",
 	} {
 		r := evaluate(t, p, text, "test").Runs.Get("test").Run
 		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result.Get("test.0.error"), want) || r.Result.Get("test-count") != "4" || r.Result.Get("check") != "fail" {
