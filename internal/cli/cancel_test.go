@@ -39,7 +39,7 @@ func TestCancelCommand(t *testing.T) {
 	}
 	must.Equal(t, "run-1: build 1 has ended: canceled\n", kbnode(t, "cancel", "run-1").out)
 	for _, tt := range []struct{ args, says string }{
-		{"", "what to work on is not named; write kbnode cancel RUN..."},
+		{"", "no run is named; write kbnode cancel RUN, with the run ID"},
 		{"run\x1b[2J", "is not a run ID; kbnode submit prints them"},
 		{"run-1 --pipeline Kernel/bot", "is not the name of a pipeline"},
 	} {

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -79,8 +81,17 @@ func (h hints) command(root *cobra.Command) error {
 			return term.Usagef("%s; %s", says, term.EndJob)
 		}
 	}
+	var same [][]string
 	for _, name := range near {
-		lines = append(lines, h.instead(i, name))
+		line := h.instead(i, name)
+		same = append(same, h.With(i, name))
+		if mode := modeWords[word]; mode != "" && name == "evaluate" && h.Find("--mode") < 0 {
+			line = h.With(i, name, "--mode", mode)
+		}
+		lines = append(lines, line)
+	}
+	if cmd == root && i+1 < len(h.Typed) && task.LangOf(h.Typed[i+1]) != "" && accepted(same...) == nil { // as in kbnode check mine.py
+		lines = [][]string{h.With(i, "evaluate")}
 	}
 	if len(lines) == 0 && cmd == root && i+1 < len(h.Typed) { // as in kbnode job cancel RUN
 		next := h.Typed[i+1]
@@ -225,6 +236,9 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if slices.Contains(args, "") {
 			return term.Usagef("a word is empty, perhaps because a variable of the shell is not set; write it, or leave it out")
+		}
+		if _, missing := os.Lstat("help"); missing != nil && slices.Equal(args, []string{"help"}) {
+			return hint.Advise(`"help" is no file`, append(strings.Fields(pathOf(cmd)), "--help"))
 		}
 		err := check(cmd, args)
 		if err == nil {

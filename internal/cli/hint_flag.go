@@ -138,7 +138,7 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return term.Usagef("%s; write CUDA_VISIBLE_DEVICES=%s before the command", says, number)
 	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
 		return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
-	case slices.Contains(fileFlags, name) && (strings.Contains(cmd.Use, "FILE") || strings.Contains(cmd.Use, "SUBMISSION")):
+	case slices.Contains(fileFlags, name) && (strings.Contains(cmd.Use, "FILE") || strings.Contains(cmd.Use, "SUBMISSION")), slices.Contains(runFlags, name) && strings.Contains(cmd.Use, "RUN"):
 		lines = [][]string{h.With(i)}
 		if file, ok := strings.CutPrefix(value, "="); ok {
 			lines[0] = h.With(i, file)

@@ -15,12 +15,15 @@ var synonyms = map[string][]string{
 	"doctor": {"check", "diagnose", "health", "verify", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
 	"bundle": {"airgap", "offline", "pack"}, "inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
 	"cancel": {"abort", "kill", "scancel", "stop"}, "submit": {"send", "upload", "sbatch", "srun", "enqueue"}, "config": {"configure", "conf", "settings"},
-	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "compare", "diff"},
+	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "profile", "compare", "diff"},
 
 	"config check": {"validate", "verify", "lint", "test"}, "config show": {"view", "print", "cat", "dump", "list"},
 	"image list": {"ls", "show", "inspect", "history"}, "image update": {"pull", "fetch", "upgrade", "refresh"}, "image rollback": {"revert", "undo", "restore"},
 	"completion bash": {"sh"}, "pipeline eval": {"fast"}, // it ran docker on the node, which no step can any more
 }
+
+// modeWords are the words for kbnode evaluate that also say a mode.
+var modeWords = map[string]string{"bench": "benchmark", "benchmark": "benchmark", "profile": "profile"}
 
 // strayFlags names, by command, the flag that a word without one means.
 var strayFlags = map[string]string{
@@ -29,21 +32,26 @@ var strayFlags = map[string]string{
 }
 
 const (
-	editConfig = "sudoedit /etc/kbnode/config.yaml, then kbnode config check: the daemon applies it"
-	noEnd      = "leave it out, since a drain never ends a job; " + term.EndJob
-	checksAll  = "leave it out: all checks run; on a node that is to go live, write sudo kbnode doctor --acceptance"
-	noDryRun   = "write sudo kbnode image update --check"
-	watch      = "sudo kbnode status --watch"
-	ownConfig  = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
-	grepEvents = "write kbnode events | grep WORD"
-	ownLog     = "this is no slot; write sudo journalctl -u kbnode"
-	noDebug    = "leave it out; sudo kbnode doctor --bundle node.tar.gz collects what there is to know of a node"
-	follows    = "leave it out: kbnode submit follows its build; to follow it later, write kbnode submit --follow RUN with the run ID that it prints"
-	noColor    = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
-	ownName    = "leave it out: the image has the name image.name of the configuration"
-	ownLimits  = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
-	service    = "the daemon is a service; write sudo systemctl status kbnode, or start, stop or restart in place of status"
+	editConfig  = "sudoedit /etc/kbnode/config.yaml, then kbnode config check: the daemon applies it"
+	noEnd       = "leave it out, since a drain never ends a job; " + term.EndJob
+	checksAll   = "leave it out: all checks run; on a node that is to go live, write sudo kbnode doctor --acceptance"
+	noDryRun    = "write sudo kbnode image update --check"
+	watch       = "sudo kbnode status --watch"
+	ownConfig   = "write your file to /etc/kbnode/config.yaml; kbnode plan --config FILE shows first what it would change"
+	grepEvents  = "write kbnode events | grep WORD"
+	ownLog      = "this is no slot; write sudo journalctl -u kbnode"
+	noDebug     = "leave it out; sudo kbnode doctor --bundle node.tar.gz collects what there is to know of a node"
+	follows     = "leave it out: kbnode submit follows its build; to follow it later, write kbnode submit --follow RUN with the run ID that it prints"
+	noColor     = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
+	ownName     = "leave it out: the image has the name image.name of the configuration"
+	ownLimits   = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
+	service     = "the daemon is a service; write sudo systemctl status kbnode, or start, stop or restart in place of status"
+	followRun   = "write kbnode submit --follow RUN, with the run ID that kbnode submit printed"
+	nameRun     = "write kbnode cancel RUN, with the run ID that kbnode submit printed"
+	ownTemplate = "kbnode submit --problem PROBLEM --template Python prints a template"
 )
+
+var nameExample = "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", ")
 
 // answers say what to type for words and flags of other tools, after the command that they were typed to.
 var answers = map[string]string{
@@ -51,11 +59,14 @@ var answers = map[string]string{
 	"man":   "write man kbnode, or kbnode --help", "docs": "write man kbnode, or kbnode --help",
 	"support": "write sudo kbnode doctor --bundle node.tar.gz", "metrics": "set metrics.listen in /etc/kbnode/config.yaml, and read http://ADDRESS/metrics",
 	"exec":     "a slot runs jobs and nothing else; to send one, write kbnode submit, and to see what runs, sudo kbnode logs gpu3",
-	"template": "write kbnode submit --problem PROBLEM --template Python >mine.py",
-	"examples": "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", "),
-	"results":  "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
-	"rm":       "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
-	"service":  service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
+	"template": ownTemplate,
+	"init":     "for a node, write sudo kbnode install; for a submission, " + ownTemplate,
+	"examples": nameExample, "evaluate --list": nameExample, "submit --list": nameExample,
+	"follow": followRun, "submit --status": followRun, "submit --watch": followRun, "submit --logs": followRun,
+	"submit --cancel": nameRun, "submit --abort": nameRun, "submit --stop": nameRun,
+	"results": "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
+	"rm":      "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
+	"service": service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
 	"acceptance": "write sudo kbnode doctor --acceptance", "preflight": "write sudo kbnode doctor --preflight",
 	"reboot":       "write sudo kbnode drain --all --reboot",
@@ -99,6 +110,7 @@ var sameAnswers = map[string]string{
 	"diag": "support", "sos": "support", "documentation": "docs",
 	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples",
 	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
+	"submissions": "follow", "submission": "follow", "runs": "follow", "watch": "follow",
 	"systemctl": "service", "daemon-reload": "service",
 }
 
@@ -110,6 +122,9 @@ var sameFlags = map[string][]string{
 	"for": {"until"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
 	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
 }
+
+// runFlags are flags for what kbnode cancel takes as a word.
+var runFlags = []string{"run-id", "run", "id", "follow", "job"}
 
 // fileFlags are flags of other tools for what kbnode takes as a word.
 var fileFlags = []string{"file", "f", "submission", "input", "kernel", "script"}

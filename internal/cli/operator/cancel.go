@@ -28,7 +28,12 @@ runners still upload what they have.
 Exit code 1 if a run has no build or one could not be canceled. A build that has ended
 stays as it is. The API token needs the scopes read_builds and write_builds.`,
 		Example: `  kbnode cancel --org gpu-mode kbnode-q3xs5e7yzkw2a1bc`,
-		Args:    cobra.MinimumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return term.Usagef("no run is named; write kbnode cancel RUN, with the run ID that kbnode submit printed")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target.Pipeline = pipelineOf(target.Pipeline)
 			if err := checkRuns(target, args...); err != nil {

@@ -42,6 +42,8 @@ func oneOrTwo(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) > 2 && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0])):
 		return term.Usagef("%q is a problem; write --problem before it", text.Line(args[0], 60))
+	case len(args) > 3:
+		return term.Usagef("%s compares two files, and these are %d; name two", cmd.CommandPath(), len(args))
 	case len(args) > 2:
 		absent := func(file string) bool { _, err := os.Lstat(file); return err != nil }
 		i := slices.IndexFunc(args, absent)
@@ -59,7 +61,7 @@ func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, args []string, 
 	if len(args) < 2 {
 		for _, name := range []string{"rounds", "plot"} {
 			if given(name) {
-				return term.Usagef("--%s compares two files; name both, such as %s old.py new.py", name, cmd.CommandPath())
+				return both(s, cmd, args, fmt.Sprintf("--%s compares two files", name))
 			}
 		}
 		if given("mode") && mode == result.ModeCompare {
@@ -82,6 +84,16 @@ func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, args []string, 
 		return term.Usagef("--rounds %d: write %d to %d", c.rounds, compare.MinRounds, compare.MaxRounds)
 	}
 	return c.checkPlot(given("plot"))
+}
+
+// both refuses a line that names one file, or none.
+func both(s term.Streams, cmd *cobra.Command, args []string, says string) error {
+	if len(args) == 1 {
+		if i := slices.Index(s.Typed, args[0]); i >= 0 {
+			return s.Advise(says, s.With(i, args[0], "other"+text.Line(filepath.Ext(args[0]), 20)))
+		}
+	}
+	return term.Usagef("%s; name both, such as %s old.py new.py", says, cmd.CommandPath())
 }
 
 // checkPlot refuses what no plot can be written to.

@@ -71,6 +71,9 @@ that its steps have time, read_agents and read_pipelines.`,
 			if cmd.Flags().Changed("follow") {
 				return f.followRun(cmd, s, args)
 			}
+			if i := slices.Index(s.Typed, "follow"); i >= 0 && len(args) == 2 && args[0] == "follow" {
+				return s.Advise(`"follow" is no file`, s.With(i, "--follow"))
+			}
 			mode := cmp.Or(f.mode, compare.Modes[0])
 			if err := f.compare.check(s, cmd, args, mode, compare.Modes[:1]); err != nil {
 				return err
