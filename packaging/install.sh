@@ -100,6 +100,10 @@ main() {
 	said=$("$new" version) || die "the kbnode in $archive does not run here; nothing was changed"
 	mv -f "$new" "$to/kbnode"
 	say "$to/kbnode is $said"
+	case :$PATH: in
+	*:"$to":*) ;;
+	*) say "$to is not in PATH; type export PATH=\"$to:\$PATH\"" ;;
+	esac
 	if [ "$to" = /usr/local/bin ] && [ -e /usr/bin/kbnode ]; then
 		say "a package also installed /usr/bin/kbnode; keep only one: /usr/local/bin comes first"
 	fi

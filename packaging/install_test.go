@@ -103,6 +103,9 @@ func TestInstall(t *testing.T) {
 			if !strings.Contains(out, tt.says) || (err == nil) != (tt.now != "") {
 				t.Errorf("%v, and says\n%s\nwant %q", err, out, tt.says)
 			}
+			if advised := strings.Contains(out, to+` is not in PATH; type export PATH="`+to+`:$PATH"`); advised != (tt.now != "") {
+				t.Errorf("of PATH it says\n%s", out)
+			}
 			text := must.Read(t, filepath.Join(to, "kbnode"))
 			if tt.now == "" && text != before || !strings.Contains(text, tt.now) {
 				t.Errorf("there lies\n%s", text)
