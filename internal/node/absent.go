@@ -25,6 +25,9 @@ func absentSlots(s daemon.Snapshot) (absent []standin.Absence, ok bool) {
 		case "drained":
 			var drains []string
 			for _, d := range row.Drains {
+				if a.Since.IsZero() || d.Since.Before(a.Since) {
+					a.Since = d.Since
+				}
 				drains = append(drains, strings.TrimLeft(strings.TrimPrefix(d.String(), "drained"), ": "))
 			}
 			a.Reason = strings.Join(drains, "; ")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/machine/slot"
 	"github.com/gpu-mode/kbnode/internal/node/daemon"
@@ -19,7 +20,8 @@ import (
 func TestAbsentSlots(t *testing.T) {
 	t.Parallel()
 	slots := systemdtest.Slots(4)
-	slots[1].Drains = []plan.Drain{{By: plan.ByOperator, Reason: "new fan"}, {By: "gpu.lost", Reason: "it fell off the bus"}}
+	since := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	slots[1].Drains = []plan.Drain{{By: plan.ByOperator, Reason: "new fan", Since: since.Add(time.Hour)}, {By: "gpu.lost", Reason: "it fell off the bus", Since: since}}
 	slots[2].Parked = "its GPU is missing"
 	states := make([]slot.State, 4)
 	for k := range states {
@@ -33,7 +35,7 @@ func TestAbsentSlots(t *testing.T) {
 	got, ok := absentSlots(s)
 	must.Equal(t, true, ok)
 	must.Equal(t, []standin.Absence{
-		{Agent: slots[1].Agent, Tags: slots[1].Tags, State: "drained", Reason: "by operator: new fan; by gpu.lost: it fell off the bus"},
+		{Agent: slots[1].Agent, Tags: slots[1].Tags, State: "drained", Reason: "by operator: new fan; by gpu.lost: it fell off the bus", Since: since},
 		{Agent: slots[2].Agent, Tags: slots[2].Tags, State: "parked", Reason: "its GPU is missing"},
 		{Agent: slots[3].Agent, Tags: slots[3].Tags, State: "failed", Reason: "its agent fails; sudo kbnode status on the node shows why"},
 	}, got)

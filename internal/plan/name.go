@@ -71,6 +71,9 @@ func queueName(template string, s Slot, node string) string {
 // pause is the reason.
 const OutTag = "out-of-service"
 
+// OutSinceTag is the tag of such an agent that says since when a slot is drained.
+const OutSinceTag = "out-since"
+
 // OutStates are the values of OutTag.
 var OutStates = []string{"parked", "drained", "failed"}
 

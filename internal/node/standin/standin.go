@@ -38,13 +38,20 @@ type Absence struct {
 	Tags   []string // of the slot's agent
 	State  string   // drained, parked or failed
 	Reason string
+	Since  time.Time // since when it is drained; zero if that is not known
 }
 
-func (a Absence) tags() []string { return append(slices.Clone(a.Tags), plan.OutTag+"="+a.State) }
+func (a Absence) tags() []string {
+	tags := append(slices.Clone(a.Tags), plan.OutTag+"="+a.State)
+	if !a.Since.IsZero() {
+		tags = append(tags, plan.OutSinceTag+"="+a.Since.UTC().Format(time.RFC3339))
+	}
+	return tags
+}
 
 // same reports whether one agent can stand in for both: all but its note is fixed when it registers.
 func (a Absence) same(b Absence) bool {
-	return a.Agent == b.Agent && a.State == b.State && slices.Equal(a.Tags, b.Tags)
+	return a.Agent == b.Agent && a.State == b.State && a.Since.Equal(b.Since) && slices.Equal(a.Tags, b.Tags)
 }
 
 // Options are what stand-ins need.

@@ -46,7 +46,7 @@ var QueueFields = []string{"vendor", "gpu", "shape", "index", "node"}
 const maxHookPath = 255
 
 // ownTags are the agent tags that kbnode sets itself.
-var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit", "out-of-service"}
+var ownTags = []string{"queue", "gpu", "gpu-index", "node", "gpu-uuid", "gpu-model", "gpu-part", "gpus", "numa", "kbnode", "slots", "time-limit", "out-of-service", "out-since"}
 
 // Validate checks what can be checked without a machine.
 func Validate(c Config) []Problem {
