@@ -51,20 +51,27 @@ func TestQueueCommand(t *testing.T) {
 			"NODE    SLOTS  IDLE  BUSY  OUT  LAST JOB  KBNODE  OUT OF SERVICE\n" +
 			"host-x  1      1     0     0    -         -       -\n" +
 			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
-		{args: []string{"h100", "b200", "--agents"}, out: "AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  VERSION  KBNODE\n" +
-			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2   1.0\n" +
+		{args: []string{"h100", "b200", "--agents"}, out: "AGENT   STATE  FOR  JOB  GPU  MODEL        NODE  AGENT VERSION  KBNODE\n" +
+			"n-gpu0  idle   -    -    0    NVIDIA-B200  n     3.76.2         1.0\n" +
 			"b200: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n\n" +
-			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    VERSION  KBNODE\n" +
-			"x      idle   -    -    -    -      host-x  3.76.2   -\n" +
+			"AGENT  STATE  FOR  JOB  GPU  MODEL  NODE    AGENT VERSION  KBNODE\n" +
+			"x      idle   -    -    -    -      host-x  3.76.2         -\n" +
 			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
 		{args: []string{"--node", "host*"}, out: "NODE    SLOTS  IDLE  BUSY  OUT  LAST JOB  KBNODE  OUT OF SERVICE\n" +
 			"host-x  1      1     0     0    -         -       -\n" +
-			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting\n"},
+			"h100: 1 node, 1 slot: 1 idle, 0 busy; no jobs waiting in the whole queue\n"},
+		{args: []string{"--node", "hots-x"}, code: term.ExitNo, err: `no node is named "hots-x"; nodes: host-x, n` + "\n"},
+		{args: []string{"--node", "m*", "--agents"}, code: term.ExitNo, err: `no node matches "m*"; nodes: n, host-x` + "\n"},
+		{args: []string{"--node", "n-gpu0"}, code: term.ExitNo, err: `no node is named "n-gpu0", but an agent of n; write kbnode queue --node n`},
+		{args: []string{"h100", "--node", "n"}, code: term.ExitNo,
+			out: "h100: 0 nodes, 0 slots: 0 idle, 0 busy; no jobs waiting in the whole queue\n", err: `no node is named "n" in queue h100; it is in b200`},
+		{args: []string{"n"}, code: term.ExitNo,
+			out: "n: 0 nodes, 0 slots: 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "n"; n is a node: write kbnode queue --node n`},
 		{args: []string{"--node", "["}, code: term.ExitUsage, err: `--node "[" is not a pattern`},
 		{args: []string{"--forget", "y"}, code: term.ExitUsage, err: `no node "y" was seen`},
 		{args: []string{"h10"}, code: term.ExitNo,
 			out: "h10: 0 nodes, 0 slots: 0 idle, 0 busy; no jobs waiting\n", err: `no agent is connected in queue "h10"; queues with agents: h100, b200`},
-		{args: []string{"--org", "gpumode"}, code: term.ExitNo, err: "the API token has no access to this organization, or the pipeline does not exist; check the names"},
+		{args: []string{"--org", "gpumode"}, code: term.ExitNo, err: `the API token sees no organization "gpumode"; check --org`},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/agents", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_agents"},
 		{args: nil, fault: &bktest.Fault{Route: "GET /v2/organizations/{org}/builds", Status: http.StatusForbidden}, code: term.ExitNo, err: "give it the scope read_builds"},
 	} {
@@ -78,7 +85,11 @@ func TestQueueCommand(t *testing.T) {
 	}
 
 	var report buildkite.QueueReport
-	got := kbnode(t, "queue", "none", "--json")
+	got := kbnode(t, "queue", "--node", "hots-x", "--json")
+	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != term.ExitNo || len(report.Queues) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	got = kbnode(t, "queue", "none", "--json")
 	if err := json.Unmarshal([]byte(got.out), &report); err != nil || got.code != term.ExitNo || report.Organization != "kbnode" || len(report.Queues) != 1 || report.Queues[0].Agents == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -90,6 +101,12 @@ func TestQueueCommand(t *testing.T) {
 	} {
 		must.Contain(t, strings.Join(strings.Fields(kbnode(t, "queue", name, "--json").out), " "), strings.ReplaceAll(strings.ReplaceAll(want, "{", "{ "), "}", " }"))
 	}
+
+	t.Setenv("BUILDKITE_API_URL", os.Getenv("BUILDKITE_API_URL")+"/v3")
+	must.Contain(t, kbnode(t, "queue").err, "the address ends in /v3")
+	t.Setenv("BUILDKITE_API_TOKEN", "")
+	t.Setenv("BUILDKITE_AGENT_TOKEN", "secret")
+	must.Contain(t, kbnode(t, "queue").err, "no API token is given", "BUILDKITE_AGENT_TOKEN is set, but an agent token is no API token\n")
 
 	useBuildkite(t, office(t, bktest.Options{}, nil))
 	if got := kbnode(t, "queue"); got.code != term.ExitNo || got.out != "" || got.err != "kbnode: no agent is connected in any queue of kbnode\n" {
@@ -114,11 +131,11 @@ func TestQueueTable(t *testing.T) {
 		{Name: "b200-node-07-gpu3", Version: "3.76.2", Tags: tags(3), Paused: true, PausedNote: "new fan\x1b[2J"},
 		{Name: "somebody-elses-agent-with-a-long-name-1", Version: "3.76.2", Tags: []string{"queue=b200"}, Hostname: "ip-10-0-0-1", Job: &buildkite.Job{ID: "0190c0de", State: "assigned"}},
 	}, []buildkite.Build{{Jobs: []buildkite.Job{
-		{Type: "script", State: "scheduled", Rules: []string{"queue=b200"}, Runnable: now.Add(-4 * time.Minute)},
-		{Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
+		{ID: "0190ffff", Type: "script", State: "scheduled", Rules: []string{"queue=b200"}, Runnable: now.Add(-4 * time.Minute)},
+		{ID: "k", Name: "evaluate", URL: "https://buildkite.com/o/kernelbot/builds/1203#k", Priority: 100, Type: "script", State: "scheduled", Rules: []string{"queue=b200", "gpu-index=9"}, Runnable: now.Add(-3 * time.Minute)},
 	}}}, now)[0]
 	var out bytes.Buffer
-	operator.PrintQueues(&out, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, true)
+	operator.PrintQueues(&out, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, operator.QueueView{Agents: true})
 	golden(t, "queue.txt", out.String())
 	for _, width := range []int{80, 70, 40} {
 		drawn := operator.QueueTable(&out, queue, now).Draw(width)
@@ -154,13 +171,13 @@ func TestNodeTable(t *testing.T) {
 	out := add("b200-07", "1.4.0", 3, "out-of-service=parked")
 	out.Paused, out.PausedNote = true, "the GPU is lost (Xid 79): reboot the machine; then sudo kbnode resume gpu3"
 	for k := range 8 {
-		out := add("b200-11", "1.4.0", k, "out-of-service=drained")
+		out := add("b200-11", "1.4.0", k, "out-of-service=drained", "out-since=2026-02-28T11:00:00Z")
 		out.Paused, out.PausedNote = true, "by operator: new fans"
 	}
 	queue := buildkite.Queues(agents, nil, now)[0]
 	queue.Nodes = append(queue.Nodes, buildkite.QueueNode{Node: "b200-20", Slots: 8, KbnodeVersion: "1.4.0", LastJob: now.Add(-3 * time.Hour), Seen: now.Add(-2 * time.Hour)})
 	var printed bytes.Buffer
-	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, false)
+	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, operator.QueueView{})
 	golden(t, "queue-nodes.txt", printed.String())
 	for _, width := range []int{80, 60} {
 		drawn := operator.NodeTable(&printed, queue, now).Draw(width)
@@ -194,9 +211,9 @@ func TestTwentyNodes(t *testing.T) {
 		}
 	}
 	queue := buildkite.Queues(agents, nil, now)[0]
-	queue.Nodes[0].OtherVersion = true // a warning, too
+	queue.Nodes[0].OtherVersion, queue.Nodes[0].KbnodeVersion = true, "1.3.9" // a warning, too
 	var printed bytes.Buffer
-	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, false)
+	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, operator.QueueView{})
 	table := operator.NodeTable(&printed, queue, now).Draw(80)
 	if rows := strings.Count(table, "\n"); rows > 21 || text.LongestLineLen(table) > 80 {
 		t.Errorf("%d rows:\n%s", rows, table)
@@ -205,8 +222,35 @@ func TestTwentyNodes(t *testing.T) {
 	must.Equal(t, `b200-12 gpu0 gpu1 drained: by operator: new fan
 b200-07 gpu3 parked: the GPU is lost (Xid 79): reboot the machine; then sudo kbnode resume gpu3
 b200-15 gpu6 failed: buildkite-agent-gpu6 ends at once: the agent token is not valid; write a new one with sudo kbnode install --token-file FILE
-warning: these nodes have another kbnode than the rest: b200-01
+warning: b200-01 has kbnode 1.3.9, most nodes 1.4.0
 b200: 20 nodes, 160 slots: 78 idle, 78 busy, 4 out of service; no jobs waiting`, strings.Join(lines[21:], "\n"))
+
+	printed.Reset()
+	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, operator.QueueView{Lines: 23})
+	folded := strings.Split(strings.TrimSpace(printed.String()), "\n")
+	must.Equal(t, append([]string{"17 more nodes with all slots in service"}, lines[21:]...), folded[4:])
+}
+
+// TestShortTerminal has more nodes than a terminal has lines: they share one, unless the table is not for people.
+func TestShortTerminal(t *testing.T) {
+	agents := map[string][]string{}
+	for k := range 60 {
+		agents[fmt.Sprintf("n%d-gpu0", k)] = []string{"queue=b200", fmt.Sprintf("node=n%d", k), "slots=1"}
+	}
+	useBuildkite(t, office(t, bktest.Options{}, agents))
+	must.Equal(t, "60 nodes with all slots in service\nb200: 60 nodes, 60 slots: 60 idle, 0 busy; no jobs waiting\n", onTerminal(t, 80, "queue"))
+	must.Contain(t, kbnode(t, "queue").out, "n59 ")
+
+	p := newPerson(t, 80)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan int)
+	args := []string{"queue", "--watch", "--node", "other"}
+	go func() { done <- run(ctx, args, p.streams(args...)) }()
+	p.waitFor(`no node is named "other"`)
+	p.waitFor("\nas of ")
+	p.waitFor(", refreshed every 15 seconds\r\n")
+	stop()
+	<-done
 }
 
 // TestGoneNode has a node lose all of its agents between two looks: it is still shown, until it is forgotten.
@@ -220,7 +264,12 @@ func TestGoneNode(t *testing.T) {
 	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"m-gpu0": {"queue=h100", "node=m"}}))
 	t.Setenv("XDG_STATE_HOME", state)
 	for _, args := range [][]string{{"queue"}, {"queue", "b200"}} {
-		must.Contain(t, kbnode(t, args...).out, "gone for ", "b200: 1 node, 2 slots: 0 idle, 0 busy, 2 out of service")
+		must.Contain(t, kbnode(t, args...).out, "gone for ", "n gone: no agent is connected for ", "b200: 1 node (1 gone), 2 slots: 0 idle, 0 busy, 2 out of service")
+	}
+	must.Contain(t, kbnode(t, "queue", "--agents").out, "n gone: no agent is connected for ")
+	must.Contain(t, kbnode(t, "queue", "n").err, "n is a node: write kbnode queue --node n")
+	if got := kbnode(t, "queue", "b200", "--json").out; strings.Count(got, `"state": "gone"`) != 2 {
+		t.Error(got)
 	}
 	if got := kbnode(t, "queue", "--forget", "n"); got.code != 0 {
 		t.Errorf("%+v", got)

@@ -151,7 +151,7 @@ func (s *Server) pause(c *call, req pausing) reply {
 	if req.Minutes < 0 || req.Minutes > 7*24*60 {
 		return reply{status: http.StatusUnprocessableEntity, body: map[string]string{"message": "timeout_in_minutes is out of range"}}
 	}
-	c.agent.Paused, c.agent.PausedNote = true, &req.Note
+	c.agent.Paused, c.agent.PausedNote, c.agent.PausedAt = true, &req.Note, now()
 	c.agent.resumes = time.Now().Add(time.Duration(cmp.Or(req.Minutes, 5)) * time.Minute)
 	return reply{}
 }

@@ -129,7 +129,7 @@ func (s *Server) addJob(b *build, st step) *job {
 	j.Job = Job{
 		ID: newID(), Type: "script", Name: st.Label, State: "scheduled", Command: st.Command,
 		ArtifactPaths: strings.Join(st.ArtifactPaths, ";"), AgentQueryRules: slices.Clone(st.Agents),
-		RunnableAt: now(),
+		RunnableAt: now(), Priority: Priority{st.Priority},
 	}
 	b.jobs = append(b.jobs, j)
 	return j
@@ -170,7 +170,7 @@ func (s *Server) sweep() {
 			s.release(a, agentLost)
 		}
 		if a.Paused && now.After(a.resumes) {
-			a.Paused, a.PausedNote = false, nil
+			a.Paused, a.PausedNote, a.PausedAt = false, nil, nil
 		}
 	}
 	for _, b := range s.builds {

@@ -43,21 +43,28 @@ type Job struct {
 	RunnableAt      *time.Time `json:"runnable_at"`
 	StartedAt       *time.Time `json:"started_at"`
 	FinishedAt      *time.Time `json:"finished_at"`
+	Priority        Priority   `json:"priority"`
 	Retried         bool       `json:"retried"`
 	RetriesCount    int        `json:"retries_count"`
 }
 
+// Priority is that of a job.
+type Priority struct {
+	Number int `json:"number"`
+}
+
 // Agent is an agent that registered.
 type Agent struct {
-	ID              string   `json:"id"`
-	Name            string   `json:"name"`
-	ConnectionState string   `json:"connection_state"` // connected, disconnected, lost; never_connected before connect
-	Hostname        string   `json:"hostname"`
-	Version         string   `json:"version"`
-	MetaData        []string `json:"meta_data"` // the tags, key=value
-	Job             *Job     `json:"job"`       // nil when idle
-	Paused          bool     `json:"paused"`
-	PausedNote      *string  `json:"paused_note"`
+	ID              string     `json:"id"`
+	Name            string     `json:"name"`
+	ConnectionState string     `json:"connection_state"` // connected, disconnected, lost; never_connected before connect
+	Hostname        string     `json:"hostname"`
+	Version         string     `json:"version"`
+	MetaData        []string   `json:"meta_data"` // the tags, key=value
+	Job             *Job       `json:"job"`       // nil when idle
+	Paused          bool       `json:"paused"`
+	PausedNote      *string    `json:"paused_note"`
+	PausedAt        *time.Time `json:"paused_at"`
 }
 
 // Artifact is a file that a job uploaded.

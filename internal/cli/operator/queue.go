@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,7 +48,9 @@ A node whose agents are all gone is shown for a week, as it was when this comman
 it. The API token needs the scopes read_agents, read_builds and, to see that a queue is
 paused, read_clusters. Agents and jobs that name no queue are in the queue default.
 
-Exit code 1 if no agent is connected.`,
+On a terminal that is too short, nodes with all slots in service share a line.
+
+Exit code 1 if no agent is connected, or no node has the name of --node.`,
 		Example: `  kbnode queue --org gpu-mode
   kbnode queue b200 mi300 --watch
   kbnode queue b200 --node 'vendor-*' --agents`,
@@ -63,7 +66,7 @@ Exit code 1 if no agent is connected.`,
 	q.api.add(cmd)
 	fl := cmd.Flags()
 	term.JSONFlag(fl, &q.asJSON, "print JSON", queueDoc)
-	fl.BoolVar(&q.agents, "agents", false, "show a line per agent, with its job")
+	fl.BoolVar(&q.agents, "agents", false, "show a line per agent, with its job, and per waiting job")
 	fl.BoolVar(&q.watch, "watch", false, "refresh every 15 seconds, until interrupted")
 	fl.StringVar(&q.node, "node", "", "show only nodes with such a name; * and ? stand for other characters")
 	fl.StringVar(&forget, "forget", "", "do not show this node as gone any more")
@@ -133,16 +136,8 @@ func (q *queueCommand) run(ctx context.Context) error {
 		if err := memory.Save(); err != nil {
 			q.s.Warn("%v", err)
 		}
-		q.filter(&report)
-		err = queueDoc.Print(q.s, q.asJSON, report, func() {
-			switch {
-			case q.watch && term.Cursor(q.s.Out) > 0:
-				term.Printf(q.s.Out, term.ClearScreen)
-			case q.watch:
-				term.Printf(q.s.Out, "\n")
-			}
-			PrintQueues(q.s.Out, report, q.agents)
-		})
+		none = cmp.Or(q.nodesAsQueues(report, memory, none), q.filter(&report))
+		err = queueDoc.Print(q.s, q.asJSON, report, func() { q.print(report, none) })
 		if err == nil && none != "" && !q.watch {
 			err = errors.New(none)
 		}
@@ -153,6 +148,31 @@ func (q *queueCommand) run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// print writes a report for people.
+func (q *queueCommand) print(report buildkite.QueueReport, none string) {
+	view := QueueView{Agents: q.agents, Part: q.node != ""}
+	other := 1 // the prompt
+	if q.watch {
+		other++
+		clear := "\n"
+		if term.Cursor(q.s.Out) > 0 {
+			clear = term.ClearScreen
+		}
+		term.Printf(q.s.Out, "%s", clear)
+	}
+	if lines := term.Height(q.s.Out); lines > 0 {
+		view.Lines = max(1, lines-other)
+	}
+	PrintQueues(q.s.Out, report, view)
+	if !q.watch {
+		return
+	}
+	if none != "" {
+		term.Printf(q.s.Out, "%s\n", none)
+	}
+	term.Printf(q.s.Out, "as of %s, refreshed every %s\n", report.Time.Local().Format(time.TimeOnly), text.Count(int(queueWatch.Seconds()), "second"))
 }
 
 // passing reports whether another try may go better than one that was refused with this status, or, with 0, not answered.
@@ -178,11 +198,22 @@ func (q *queueCommand) forget(node string) error {
 	return nil
 }
 
-// filter removes what --node leaves out.
-func (q *queueCommand) filter(r *buildkite.QueueReport) {
-	if q.node == "" {
-		return
+// nodesAsQueues returns none, which says that queues have no agent, or else that the name of one is that of a node.
+func (q *queueCommand) nodesAsQueues(r buildkite.QueueReport, memory *fleet.Memory, none string) string {
+	for _, in := range r.Queues {
+		if none != "" && slices.Contains(q.queues, in.Name) && len(in.Agents) == 0 && (len(r.NodeQueues[in.Name]) > 0 || memory.Knows(in.Name)) {
+			return fmt.Sprintf("no agent is connected in queue %q; %[1]s is a node: write %s", in.Name, q.s.Line([]string{"queue", "--node", in.Name}))
+		}
 	}
+	return none
+}
+
+// filter removes what --node leaves out. If that is everything, it says so, and which nodes there are.
+func (q *queueCommand) filter(r *buildkite.QueueReport) (none string) {
+	if q.node == "" {
+		return ""
+	}
+	none = q.noNode(*r)
 	other := func(node string) bool {
 		ok, _ := path.Match(q.node, node) // checked
 		return !ok
@@ -194,4 +225,38 @@ func (q *queueCommand) filter(r *buildkite.QueueReport) {
 	if len(q.queues) == 0 {
 		r.Queues = slices.DeleteFunc(r.Queues, func(q buildkite.Queue) bool { return len(q.Nodes) == 0 })
 	}
+	if slices.ContainsFunc(r.Queues, func(q buildkite.Queue) bool { return len(q.Nodes) > 0 }) {
+		return ""
+	}
+	return none
+}
+
+// noNode says that no node has a name that --node asks for, and what there is.
+func (q *queueCommand) noNode(r buildkite.QueueReport) string {
+	says := fmt.Sprintf("no node is named %q", q.node)
+	if strings.ContainsAny(q.node, `*?[\`) {
+		says = fmt.Sprintf("no node matches %q", q.node)
+	}
+	if len(q.queues) > 0 {
+		says += " in queue " + strings.Join(q.queues, ", ")
+	}
+	if at := r.NodeQueues[q.node]; len(at) > 0 {
+		return fmt.Sprintf("%s; it is in %s", says, strings.Join(at, ", "))
+	}
+	var names []string
+	for _, in := range r.Queues {
+		for _, a := range in.Agents {
+			if a.Name == q.node {
+				return fmt.Sprintf("%s, but an agent of %s; write %s", says, a.Node, q.s.Line([]string{"queue", "--node", a.Node}))
+			}
+		}
+		for _, n := range in.Nodes {
+			names = append(names, n.Node)
+		}
+	}
+	if len(names) == 0 {
+		return says
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("%s; nodes: %s", says, buildkite.Named(q.node, slices.Compact(names)))
 }

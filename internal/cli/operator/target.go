@@ -200,9 +200,13 @@ func (a *APIFlags) token() (string, error) {
 		}
 		from, text = a.TokenFile, secret
 	} else if text == "" {
+		agent := ""
+		if os.Getenv("BUILDKITE_AGENT_TOKEN") != "" {
+			agent = "; BUILDKITE_AGENT_TOKEN is set, but an agent token is no API token"
+		}
 		return "", errors.New("no API token is given; create one in Buildkite (Personal Settings, API Access Tokens) with the scopes read_agents and read_builds, " +
 			"for kbnode submit also write_builds and read_artifacts, and set BUILDKITE_API_TOKEN, or write it to a file with mode 0600 and add --token-file FILE" +
-			otherVariable("API_TOKEN", "TOKEN", "ACCESS_TOKEN", "API_ACCESS_TOKEN", "API_KEY") + a.without)
+			otherVariable("API_TOKEN", "TOKEN", "ACCESS_TOKEN", "API_ACCESS_TOKEN", "API_KEY") + cmp.Or(agent, a.without))
 	}
 	return buildkite.ParseToken(from, text)
 }

@@ -1,6 +1,7 @@
 package term
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"strings"
@@ -10,20 +11,41 @@ import (
 	"golang.org/x/term"
 )
 
+// Draft is text for To that is not written yet. It has the width and the colors that it has there.
+type Draft struct {
+	bytes.Buffer
+	To io.Writer
+}
+
 // Terminal reports whether w is a terminal, and returns its width in columns.
 func Terminal(w io.Writer) (width int, ok bool) {
-	if a, is := w.(*Answer); is {
-		w = a.To
+	width, _, ok = size(w)
+	return width, ok
+}
+
+// Height returns the lines of a terminal, or 0.
+func Height(w io.Writer) int {
+	_, height, _ := size(w)
+	return height
+}
+
+func size(w io.Writer) (width, height int, ok bool) {
+	switch to := w.(type) {
+	case *Answer:
+		return size(to.To)
+	case *Draft:
+		return size(to.To)
+	case *os.File:
+		if !term.IsTerminal(int(to.Fd())) {
+			return 0, 0, false
+		}
+		width, height, err := term.GetSize(int(to.Fd()))
+		if err != nil || width <= 0 {
+			width = 80
+		}
+		return width, max(0, height), true
 	}
-	f, isFile := w.(*os.File)
-	if !isFile || !term.IsTerminal(int(f.Fd())) {
-		return 0, false
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil || width <= 0 {
-		width = 80
-	}
-	return width, true
+	return 0, 0, false
 }
 
 // Cursor returns the width of a terminal whose lines can be rewritten, or 0.

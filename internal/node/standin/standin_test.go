@@ -50,6 +50,18 @@ func TestKeeper(t *testing.T) {
 		must.Equal(t, map[string]string{"n-gpu0": "drained: by operator: new fan", "n-gpu1": "parked: the GPU is lost"}, agents(t, s))
 		// It stays for days, longer than a pause lasts, and after a change.
 		time.Sleep(50 * time.Hour)
+		// The API tells since when, and again after another drain.
+		for _, since := range []time.Time{time.Now().Add(-time.Hour).UTC().Truncate(time.Second), time.Now().UTC().Truncate(time.Second)} {
+			a := absence("n-gpu0", "drained", "x")
+			a.Since = since
+			k.Update(service, []Absence{a, absence("n-gpu1", "parked", "y")})
+			time.Sleep(time.Minute)
+			c, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire()})
+			must.Do(t, err)
+			r, _, err := c.ReadQueues(t.Context(), "kbnode")
+			must.Do(t, err)
+			must.Equal(t, since, r.Queues[0].Nodes[0].Out[0].Since)
+		}
 		// Another reason is the note of the same agent, after some minutes at most.
 		before := s.Requests()["POST /v3/register"]
 		must.Equal(t, true, before >= 4) // two days of two slots

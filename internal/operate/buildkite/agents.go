@@ -11,21 +11,35 @@ import (
 
 // Agent is a connected agent.
 type Agent struct {
-	ID         string   `json:"id"`
-	Name       string   `json:"name"`
-	Hostname   string   `json:"hostname"`
-	Version    string   `json:"version"`          // of buildkite-agent
-	Tags       []string `json:"meta_data"`        // key=value
-	Connection string   `json:"connection_state"` // connected, stopping
-	Paused     bool     `json:"paused"`           // paused in Buildkite, which sends it no jobs
-	PausedNote string   `json:"paused_note"`
-	Job        *Job     `json:"job"` // what it runs; nil if idle
+	ID         string    `json:"id"`
+	Name       string    `json:"name"`
+	Hostname   string    `json:"hostname"`
+	Version    string    `json:"version"`          // of buildkite-agent
+	Tags       []string  `json:"meta_data"`        // key=value
+	Connection string    `json:"connection_state"` // connected, stopping
+	Paused     bool      `json:"paused"`           // paused in Buildkite, which sends it no jobs
+	PausedNote string    `json:"paused_note"`
+	PausedAt   time.Time `json:"paused_at"`
+	Job        *Job      `json:"job"` // what it runs; nil if idle
 
 	LastJob time.Time `json:"last_job_finished_at"` // zero if it had none
 }
 
 // StandsIn reports whether the agent only says why a slot takes no jobs.
 func (a Agent) StandsIn() bool { return Tag(a.Tags, plan.OutTag) != "" }
+
+// outSince returns since when a slot whose agent is in this state takes no jobs, or zero if that is not known: a stand-in is
+// paused later than its slot was drained, and again each day.
+func (a Agent) outSince(state string) time.Time {
+	switch {
+	case a.StandsIn():
+		since, _ := time.Parse(time.RFC3339, Tag(a.Tags, plan.OutSinceTag))
+		return since.UTC()
+	case state == Paused:
+		return a.PausedAt
+	}
+	return time.Time{}
+}
 
 // Stopping reports whether the agent exits after its job.
 func (a Agent) Stopping() bool { return a.Connection == Stopping }

@@ -62,6 +62,9 @@ func New(o Options) (*Client, error) {
 		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
 			return nil, errors.New("the address of Buildkite's API is not a URL; write it as https://api.buildkite.com")
 		}
+		if strings.HasSuffix(BaseURL(o.URL), "/v3") {
+			return nil, errors.New("the address ends in /v3, as the one that agents connect to; write that of the REST API, https://api.buildkite.com")
+		}
 		options = append(options, buildkite.WithBaseURL(BaseURL(o.URL)+"/"))
 	}
 	var err error
@@ -178,15 +181,31 @@ func plain(err error, scope string) error {
 	}
 	switch refused.Status {
 	case http.StatusUnauthorized:
-		explained.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens"
+		explained.advice = "Buildkite refuses the API token; create one in Personal Settings, API Access Tokens (an agent token is no API token)"
 	case http.StatusForbidden:
 		explained.advice = "the API token may not do this; give it the scope " + scope
 	case http.StatusNotFound:
-		explained.advice = "the API token has no access to this organization, or the pipeline does not exist; check the names and the token's settings"
+		explained.advice = notFoundAdvice(refused.path)
 	case http.StatusRequestEntityTooLarge:
 		explained.advice = "the request is too large for Buildkite; send a smaller payload"
 	}
 	return &explained
+}
+
+// notFoundAdvice says what the path of a request names that Buildkite does not find. It does not find what a token may not see.
+func notFoundAdvice(path string) string {
+	_, names, _ := strings.Cut(path, "/organizations/")
+	name := strings.Split(names, "/")
+	for i := range name {
+		name[i] = text.Line(name[i], maxText)
+	}
+	switch {
+	case len(name) > 4 && name[1] == "pipelines":
+		return fmt.Sprintf("the API token sees no pipeline %q of organization %q, or no such build; check --pipeline, --org and the token's settings", name[2], name[0])
+	case len(name) > 2 && name[1] == "pipelines":
+		return fmt.Sprintf("the API token sees no pipeline %q of organization %q; check --pipeline, --org and the token's settings", name[2], name[0])
+	}
+	return fmt.Sprintf("the API token sees no organization %q; check --org, and whose token it is", name[0])
 }
 
 // Refused returns the HTTP status of the response that err is about; 0 if it is

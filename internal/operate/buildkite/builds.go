@@ -2,6 +2,7 @@ package buildkite
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -51,6 +52,7 @@ type Job struct {
 	SignalReason string    `json:"signal_reason"`
 	Rules        []string  `json:"agent_query_rules"` // key=value
 	Retried      bool      `json:"retried"`           // replaced by another job
+	Priority     Priority  `json:"priority"`
 	Runnable     time.Time `json:"runnable_at"`
 	Started      time.Time `json:"started_at"`
 	Finished     time.Time `json:"finished_at"`
@@ -58,6 +60,19 @@ type Job struct {
 		Name string   `json:"name"`
 		Tags []string `json:"meta_data"`
 	} `json:"agent"`
+}
+
+// Priority is that of a job: of those that wait, the one with the highest is next.
+type Priority int
+
+// UnmarshalJSON reads {"number": 1}. Of anything else it makes 0: what a build has does not depend on it.
+func (p *Priority) UnmarshalJSON(b []byte) error {
+	var priority struct {
+		Number int `json:"number"`
+	}
+	_ = json.Unmarshal(b, &priority)
+	*p = Priority(priority.Number)
+	return nil
 }
 
 // Ended reports whether the build will not change again by itself. Of the build

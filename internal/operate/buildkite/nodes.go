@@ -12,8 +12,11 @@ import (
 // MaxSlots bounds what a tag says: a node of today has at most 16 GPUs with 8 parts each.
 const MaxSlots = 128
 
-// Missing is the state of a slot without an agent.
-const Missing = "missing"
+// The states of a slot without an agent: Gone is one of a node without any.
+const (
+	Missing = "missing"
+	Gone    = "gone"
+)
 
 // QueueNode is a node with slots in a queue, as its agents' tags describe it.
 type QueueNode struct {
@@ -37,7 +40,8 @@ type QueueSlot struct {
 	Slot   string    `json:"slot,omitempty"` // the agent's name, without the node's
 	State  string    `json:"state"`
 	Reason string    `json:"reason,omitempty"`
-	Seen   time.Time `json:"seen,omitzero"` // when its agent was last connected; zero if it is, or if that is not known
+	Since  time.Time `json:"since,omitzero"` // since when it is drained or paused; zero if that is not known
+	Seen   time.Time `json:"seen,omitzero"`  // when its agent was last connected; zero if it is, or if that is not known
 }
 
 // Slot returns the name of an agent's slot: what its name has after that of its node.
@@ -72,7 +76,7 @@ func nodesOf(agents []Agent, now time.Time) []QueueNode {
 		case Busy, Draining:
 			n.Busy++
 		default:
-			n.Out = append(n.Out, QueueSlot{Slot: a.Slot(), State: a.State, Reason: a.Note})
+			n.Out = append(n.Out, QueueSlot{Slot: a.Slot(), State: a.State, Reason: a.Note, Since: agent.outSince(a.State)})
 		}
 		last := agent.LastJob
 		if a.Job != nil {

@@ -38,6 +38,8 @@ type QueueReport struct {
 	Time         time.Time `json:"time"` // of the answer
 	Organization string    `json:"organization"`
 	Queues       []Queue   `json:"queues"`
+
+	NodeQueues map[string][]string `json:"-"` // by connected node, its queues, also those that were not asked for
 }
 
 // Queue is a queue with its connected agents. Texts from Buildkite are made
@@ -122,6 +124,9 @@ func Queues(agents []Agent, builds []Build, now time.Time) []Queue {
 			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.index(), b.index()), cmp.Compare(a.Name, b.Name))
 		})
 		q.Nodes = nodesOf(there[q.Name], now)
+		slices.SortStableFunc(q.Waiting.List, func(a, b WaitingJob) int {
+			return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Since.Compare(b.Since), cmp.Compare(a.Build, b.Build))
+		})
 		slices.Sort(q.Waiting.Missing)
 		q.Waiting.Missing = q.Waiting.Missing[:min(len(q.Waiting.Missing), maxMissing)]
 		all = append(all, *q)
@@ -158,12 +163,15 @@ func (c *Client) ReadQueues(ctx context.Context, org string, names ...string) (r
 	if err != nil {
 		return r, "", err
 	}
-	r = QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: org, Queues: []Queue{}}
+	r = QueueReport{Time: time.Now().UTC().Truncate(time.Second), Organization: org, Queues: []Queue{}, NodeQueues: map[string][]string{}}
 	found := Queues(agents, builds, r.Time)
 	var withAgents []string
 	for _, q := range found {
 		if slices.ContainsFunc(q.Nodes, func(n QueueNode) bool { return n.Agents > 0 }) {
 			withAgents = append(withAgents, q.Name)
+		}
+		for _, n := range q.Nodes {
+			r.NodeQueues[n.Node] = append(r.NodeQueues[n.Node], q.Name)
 		}
 		if len(names) == 0 || slices.Contains(names, q.Name) {
 			r.Queues = append(r.Queues, q)

@@ -2,6 +2,7 @@ package buildkite
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -36,23 +37,26 @@ func TestQueues(t *testing.T) {
 		begin := time.Now().UTC()
 		c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
 		must.Do(t, err)
-		create := func(agents map[string]string) Build {
-			b, err := c.Create(ctx, "kbnode", "kernelbot", NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "label": "evaluate", "agents": agents}}})
+		create := func(agents map[string]string, priority int) Build {
+			b, err := c.Create(ctx, "kbnode", "kernelbot", NewBuild{Commit: "HEAD", Branch: "main", Steps: []any{map[string]any{"command": "x", "label": "evaluate", "agents": agents, "priority": priority}}})
 			must.Do(t, err)
 			return b
 		}
-		running := create(map[string]string{"queue": "b200", "gpu-index": "1"})
+		running := create(map[string]string{"queue": "b200", "gpu-index": "1"}, 0)
 		time.Sleep(5 * time.Second)
-		for _, agents := range []map[string]string{
+		var waiting []WaitingJob
+		for i, agents := range []map[string]string{
 			{"queue": "b200", "gpu-index": "1"}, {"queue": "b200", "gpu-index": "9"}, {"queue": "b200", "gpu-index": "*", "spin": "up"}, {"queue": "empty"},
 		} {
-			create(agents)
+			j := create(agents, i%2).Jobs[0]
+			waiting = append(waiting, WaitingJob{ID: j.ID, Name: "evaluate", URL: j.URL, Pipeline: "kernelbot", Build: i + 2, Priority: i % 2, Since: j.Runnable})
 			time.Sleep(time.Second)
 		}
 		agents, err := c.Agents(ctx, "kbnode")
 		must.Do(t, err)
 		builds, err := c.Unfinished(ctx, "kbnode")
 		must.Do(t, err)
+		waiting[0], waiting[1] = waiting[1], waiting[0] // the one with the higher priority is next
 		now := time.Now().UTC()
 		zero, one := 0, 1
 		job := running.Jobs[0]
@@ -67,13 +71,13 @@ func TestQueues(t *testing.T) {
 					},
 				},
 				Nodes:   []QueueNode{{Node: "n", Tagged: true, Agents: 2, Slots: 3, Idle: 1, Busy: 1, Out: []QueueSlot{{State: Missing}}, KbnodeVersion: "1.2.3", LastJob: now}},
-				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}},
+				Waiting: Waiting{Jobs: 3, Oldest: begin.Add(5 * time.Second), Unmatched: 2, Missing: []string{"gpu-index=9", "spin=up"}, List: waiting[:3]},
 			},
 			{
 				Name: "default", Agents: []QueueAgent{{Name: "other", State: Idle, Node: "host-other", AgentVersion: "3.76.2"}},
 				Nodes: []QueueNode{{Node: "host-other", Agents: 1, Slots: 1, Idle: 1}},
 			},
-			{Name: "empty", Agents: []QueueAgent{}, Nodes: []QueueNode{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1}},
+			{Name: "empty", Agents: []QueueAgent{}, Nodes: []QueueNode{}, Waiting: Waiting{Jobs: 1, Oldest: begin.Add(8 * time.Second), Unmatched: 1, List: waiting[3:]}},
 		}
 		must.Equal(t, want, Queues(agents, builds, now))
 	})
@@ -145,6 +149,16 @@ func TestRunnerQueue(t *testing.T) {
 	}
 }
 
+// TestPriority reads what Buildkite's client reads, and does without anything else.
+func TestPriority(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Priority{`{"number": 7}`: 7, `{"number": -1}`: -1, `null`: 0, `7`: 0, `{}`: 0, `"high"`: 0} {
+		var j Job
+		must.Do(t, json.Unmarshal([]byte(`{"id": "j", "priority": `+text+`}`), &j))
+		must.Equal(t, Job{ID: "j", Priority: want}, j)
+	}
+}
+
 // TestQueuesOfOthers checks that text from others cannot control a terminal, is
 // bounded, and is never taken for more than text.
 func TestQueuesOfOthers(t *testing.T) {
@@ -211,7 +225,7 @@ func TestAgentsRefused(t *testing.T) {
 	for status, want := range map[int]string{
 		http.StatusUnauthorized: "refuses the API token",
 		http.StatusForbidden:    "read_agents",
-		http.StatusNotFound:     "has no access to this organization",
+		http.StatusNotFound:     `sees no organization "kbnode"`,
 		http.StatusFound:        "302",
 
 		http.StatusTooManyRequests: "try again in a minute",
@@ -295,12 +309,12 @@ func TestStandIns(t *testing.T) {
 	agent := func(k int, more ...string) Agent {
 		return Agent{Name: fmt.Sprintf("n-gpu%d", k), Hostname: "h", Tags: append([]string{"queue=q", "node=n", "slots=2", fmt.Sprintf("gpu-index=%d", k)}, more...)}
 	}
-	drained := agent(1, "out-of-service=drained")
-	drained.Paused, drained.PausedNote = true, "by operator: new fan"
+	drained := agent(1, "out-of-service=drained", "out-since=2026-03-01T12:00:00Z")
+	drained.Paused, drained.PausedNote, drained.PausedAt = true, "by operator: new fan", time.Now()
 	builds := []Build{{Jobs: []Job{{ID: "j", Type: "script", State: "scheduled", Rules: []string{"queue=q", "gpu-index=1"}}}}}
 
 	q := Queues([]Agent{agent(0), drained}, builds, time.Now())[0]
-	must.Equal(t, []QueueNode{{Node: "n", Tagged: true, Agents: 1, Slots: 2, Idle: 1, Out: []QueueSlot{{Slot: "gpu1", State: "drained", Reason: "by operator: new fan"}}}}, q.Nodes)
+	must.Equal(t, []QueueNode{{Node: "n", Tagged: true, Agents: 1, Slots: 2, Idle: 1, Out: []QueueSlot{{Slot: "gpu1", State: "drained", Reason: "by operator: new fan", Since: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}}}}, q.Nodes)
 	must.Equal(t, []string{"gpu-index=1"}, q.Waiting.Missing)
 
 	q = Queues([]Agent{agent(0), drained, agent(1)}, builds, time.Now())[0]

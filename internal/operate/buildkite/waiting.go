@@ -18,7 +18,20 @@ type Waiting struct {
 	Unmatched int      `json:"unmatched"`
 	Missing   []string `json:"missing,omitempty"` // a few of those tags
 
+	List []WaitingJob `json:"list,omitempty"` // each of them, the next one first
+
 	IdleSince time.Time `json:"-"` // since when the oldest job waits that an idle agent could take
+}
+
+// WaitingJob is a job that no agent has taken yet.
+type WaitingJob struct {
+	ID       string    `json:"id"`
+	Name     string    `json:"name,omitempty"`
+	URL      string    `json:"url,omitempty"`
+	Pipeline string    `json:"pipeline,omitempty"`
+	Build    int       `json:"build,omitempty"` // number
+	Priority int       `json:"priority"`
+	Since    time.Time `json:"since,omitzero"` // when it became runnable
 }
 
 // dispatchTime is how long a job may wait for an idle agent: older agents ask for one every few seconds.
@@ -33,6 +46,9 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 	if w.Oldest.IsZero() || since.Before(w.Oldest) {
 		w.Oldest = since
 	}
+	one := WaitingJob{ID: text.Line(j.ID, maxText), Name: text.Line(j.Name, maxText), URL: text.Line(j.URL, 5*maxText), Priority: int(j.Priority), Since: since}
+	one.Pipeline, one.Build = buildOf(one.URL)
+	w.List = append(w.List, one)
 	matched := false
 	for _, a := range agents {
 		if a.StandsIn() || len(a.unmetRules(j.Rules)) > 0 {

@@ -43,6 +43,7 @@ type Refusal struct {
 	Message string // from Buildkite, truncated
 	advice  string // what to do about it, in place of all else
 
+	path     string   // of the request
 	location *url.URL // where a redirect leads to; may be nil
 }
 
@@ -139,7 +140,7 @@ func (w *wire) send(r *http.Request) (*http.Response, error) {
 	case len(body) > maxBody:
 		return nil, errTooLarge
 	case resp.StatusCode >= 400:
-		return nil, &Refusal{Status: resp.StatusCode, Message: message(body)}
+		return nil, &Refusal{Status: resp.StatusCode, Message: message(body), path: r.URL.Path}
 	case w.json && resp.StatusCode >= 300: // it would send the token elsewhere
 		location, _ := resp.Location()
 		return nil, &Refusal{Status: resp.StatusCode, Message: message(body), location: location}

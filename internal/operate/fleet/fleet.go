@@ -157,6 +157,16 @@ func (m *Memory) Forget(node string) bool {
 	return found
 }
 
+// Knows reports whether it has seen a node.
+func (m *Memory) Knows(node string) bool {
+	for _, nodes := range m.queues {
+		if nodes[node] != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // meet remembers a node, and gives its slots without an agent the names that they had.
 func (s *seenNode) meet(node *buildkite.QueueNode, agents []buildkite.QueueAgent, now time.Time) {
 	if s.LastJob.After(node.LastJob) {
@@ -181,9 +191,7 @@ func (s *seenNode) meet(node *buildkite.QueueNode, agents []buildkite.QueueAgent
 		}
 	}
 	missing := slices.DeleteFunc(slices.Clone(node.Out), func(o buildkite.QueueSlot) bool { return o.State != buildkite.Missing })
-	// With more names than slots without an agent, the slots were divided again: the latest are theirs.
-	slices.SortFunc(absent, func(a, b string) int { return cmp.Or(s.Agents[b].Compare(s.Agents[a]), strings.Compare(a, b)) })
-	for i, slot := range absent[:min(len(absent), len(missing))] {
+	for i, slot := range s.latest(absent)[:min(len(absent), len(missing))] {
 		missing[i].Slot, missing[i].Seen = text.Line(slot, 100), s.Agents[slot]
 	}
 	slices.SortFunc(missing, buildkite.BySlot)
@@ -192,5 +200,22 @@ func (s *seenNode) meet(node *buildkite.QueueNode, agents []buildkite.QueueAgent
 
 // lastSeen returns a node of which no agent is connected.
 func (s *seenNode) lastSeen(name string) buildkite.QueueNode {
-	return buildkite.QueueNode{Node: text.Line(name, 100), Slots: max(0, min(s.Slots, buildkite.MaxSlots)), KbnodeVersion: text.Line(s.Version, 100), LastJob: s.LastJob, Seen: s.Seen}
+	n := buildkite.QueueNode{Node: text.Line(name, 100), Slots: max(0, min(s.Slots, buildkite.MaxSlots)), KbnodeVersion: text.Line(s.Version, 100), LastJob: s.LastJob, Seen: s.Seen}
+	latest := s.latest(slices.Collect(maps.Keys(s.Agents)))
+	for i := range n.Slots {
+		out := buildkite.QueueSlot{State: buildkite.Gone, Seen: s.Seen}
+		if i < len(latest) {
+			out.Slot, out.Seen = text.Line(latest[i], 100), s.Agents[latest[i]]
+		}
+		n.Out = append(n.Out, out)
+	}
+	slices.SortFunc(n.Out, buildkite.BySlot)
+	return n
+}
+
+// latest orders slots by when they last had an agent, the latest first: with more names than slots, the slots were divided
+// again, and the latest names are theirs.
+func (s *seenNode) latest(slots []string) []string {
+	slices.SortFunc(slots, func(a, b string) int { return cmp.Or(s.Agents[b].Compare(s.Agents[a]), strings.Compare(a, b)) })
+	return slots
 }

@@ -37,6 +37,9 @@ func TestUpdate(t *testing.T) {
 		}
 		return s
 	}
+	goneSlot := func(slot string, hours int) buildkite.QueueSlot {
+		return buildkite.QueueSlot{Slot: slot, State: buildkite.Gone, Seen: begin.Add(time.Duration(hours) * time.Hour)}
+	}
 	for _, step := range []struct {
 		hour   int
 		slots  int
@@ -49,9 +52,9 @@ func TestUpdate(t *testing.T) {
 		{hour: 2, slots: 3, agents: []string{"gpu1"}, out: []buildkite.QueueSlot{missing("gpu0", 1), missing("gpu10", 1)}},
 		// Divided again: the name that was seen last is that of the slot without an agent.
 		{hour: 3, slots: 2, agents: []string{"gpu0"}, out: []buildkite.QueueSlot{missing("gpu1", 2)}},
-		{hour: 4, isGone: true},
+		{hour: 4, isGone: true, out: []buildkite.QueueSlot{goneSlot("gpu0", 3), goneSlot("gpu1", 2)}},
 		{hour: 5, slots: 2, agents: []string{"gpu0", "gpu1"}},
-		{hour: 5 + 7*24, isGone: true},
+		{hour: 5 + 7*24, isGone: true, out: []buildkite.QueueSlot{goneSlot("gpu0", 5), goneSlot("gpu1", 5)}},
 		{hour: 6 + 7*24},
 	} {
 		m, err := load(path)
@@ -62,8 +65,9 @@ func TestUpdate(t *testing.T) {
 		switch {
 		case step.isGone:
 			if len(r.Queues) != 1 || len(r.Queues[0].Nodes) != 1 || r.Queues[0].Nodes[0].Seen.IsZero() || r.Queues[0].Nodes[0].Slots != 2 {
-				t.Errorf("hour %d: %+v", step.hour, r.Queues)
+				t.Fatalf("hour %d: %+v", step.hour, r.Queues)
 			}
+			must.Equal(t, step.out, r.Queues[0].Nodes[0].Out)
 		case len(step.agents) == 0:
 			if len(r.Queues) != 0 {
 				t.Errorf("hour %d: %+v", step.hour, r.Queues)

@@ -478,7 +478,7 @@ func TestHundredInterrupted(t *testing.T) {
 // do.
 func TestRefused(t *testing.T) {
 	t.Parallel()
-	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "the pipeline does not exist", 413: "smaller payload", 422: "no good"} {
+	for status, want := range map[int]string{401: "refuses the API token", 403: "write_builds", 404: "sees no pipeline ", 413: "smaller payload", 422: "no good"} {
 		synctest.Test(t, func(t *testing.T) {
 			bk := open(t, bktest.Options{}, 0, nil)
 			bk.Inject(bktest.Fault{Route: createRoute, Status: status, Message: "no good", Times: -1})
