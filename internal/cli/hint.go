@@ -319,6 +319,9 @@ func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) erro
 	if line == nil {
 		line = bare
 	}
+	if cmd.Name() == "status" && slices.Equal(line, bare) && node.LikelySlots(arg) == nil { // the name of a node, perhaps
+		return h.Advise(says, line, []string{"queue", "--node", arg})
+	}
 	return h.Advise(says, line)
 }
 

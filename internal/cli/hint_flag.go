@@ -289,7 +289,7 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	near, best := "", farthest(name)+1
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { // sorted
 		d := text.Edits(f.Name, name)
-		if d > 1 && !strings.EqualFold(f.Name[:1], name[:1]) { // a typo begins right: --shell is not --help
+		if (d > 1 || len(f.Name) == len(name)) && !strings.EqualFold(f.Name[:1], name[:1]) { // a typo begins right: --shell is not --help, and --node not --mode
 			return
 		}
 		if len(name) > 1 && strings.HasPrefix(f.Name, name) { // one letter says too little: -n is not --now

@@ -100,7 +100,7 @@ node keeps about ten thousand events.`,
 				return err
 			}
 			if _, err := os.Stat(events.Path); errors.Is(err, fs.ErrNotExist) && len(slots(plan.UnitDir, plan.SlotName)) == 0 {
-				return errors.New("this machine is not a node, so it has no events; run kbnode events on a node, or sudo kbnode install here")
+				return errors.New("this machine is not a node, so it has no events; run kbnode events on a node, sudo kbnode install here, or kbnode queue --node NAME to see another machine")
 			}
 			log := events.Log{File: events.Path}
 			show := func(e events.Event) {

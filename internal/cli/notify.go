@@ -31,7 +31,7 @@ Exit code 1 if it could not be sent.`,
 				return err
 			}
 			if len(n.Config.Notify.Command) == 0 && n.Config.Notify.URL == "" {
-				return errors.New("no one is notified; set notify.command or notify.url in " + plan.ConfigPath)
+				return errors.New("no one is notified; set notify.command or notify.url in " + plan.ConfigPath + " on the node")
 			}
 			host, _ := os.Hostname()
 			var failed []error

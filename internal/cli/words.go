@@ -49,6 +49,7 @@ const (
 	followRun   = "write kbnode submit --follow RUN, with the run ID that kbnode submit printed"
 	nameRun     = "write kbnode cancel RUN, with the run ID that kbnode submit printed"
 	ownTemplate = "kbnode submit --problem PROBLEM --template Python prints a template"
+	oneNode     = "jobs go to a queue, where Buildkite chooses the agent; for one node, give a pipeline the steps of kbnode pipeline --queue b200 --agent node=NAME"
 )
 
 var nameExample = "write kbnode evaluate --problem NAME; the names are " + strings.Join(task.Examples(), ", ")
@@ -71,7 +72,7 @@ var answers = map[string]string{
 	"acceptance": "write sudo kbnode doctor --acceptance", "preflight": "write sudo kbnode doctor --preflight",
 	"reboot":       "write sudo kbnode drain --all --reboot",
 	"reset":        "write sudo kbnode drain gpu3 --wait, and then what docs/health.md says under Resetting a GPU",
-	"rotate-token": "write sudo kbnode install --token-file FILE",
+	"rotate": "write sudo kbnode install --token-file FILE",
 
 	"config edit": "write " + editConfig, "config apply": ownConfig, "config load": ownConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
 	"image rm": "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",
@@ -96,6 +97,11 @@ var answers = map[string]string{
 	"evaluate --compare": "leave it out, and name both files: kbnode evaluate old.py new.py", "submit --compare": "leave it out, and name both files: kbnode submit old.py new.py",
 	"pipeline --gpu": "write kbnode pipeline --queue b200: the agents of a queue have one kind of GPU",
 	"queue --queue":  "write queues without it: kbnode queue b200",
+	"queue --gpu":    "write the name of a queue: kbnode queue b200",
+	"queue --slot":   "write kbnode queue --node NAME, which says why slots take no jobs; --agents shows each slot",
+	"submit --node":  oneNode, "submit --agent": oneNode, "submit --gpu-index": oneNode, "submit --slot": oneNode,
+	"e2e --node": oneNode, "e2e --agent": oneNode, "e2e --gpu-index": oneNode, "e2e --slot": oneNode,
+	"schema":         "schemas of what --json prints are in /usr/share/kbnode/schemas on a node, and in packaging/schemas of kbnode's source",
 	"image build -t": ownName, "image build --tag": ownName,
 	"evaluate --timeout": ownLimits, "evaluate --limit": ownLimits,
 	"completion --shell": "write kbnode completion bash",
@@ -106,9 +112,9 @@ var answers = map[string]string{
 
 // sameAnswers are other words that answers has a line for.
 var sameAnswers = map[string]string{
-	"token": "login", "auth": "login", "rotate": "rotate-token", "reset-gpu": "reset", "gpu-reset": "reset", "accept": "acceptance",
+	"token": "login", "auth": "login", "rotate-token": "rotate", "reset-gpu": "reset", "gpu-reset": "reset", "accept": "acceptance",
 	"diag": "support", "sos": "support", "documentation": "docs",
-	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples",
+	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples", "schemas": "schema",
 	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
 	"submissions": "follow", "submission": "follow", "runs": "follow", "watch": "follow",
 	"systemctl": "service", "daemon-reload": "service",
@@ -119,7 +125,7 @@ var sameFlags = map[string][]string{
 	"leaderboard": {"problem"}, "task": {"problem"}, "p": {"problem", "pipeline"}, "organization": {"org"}, "q": {"queue"},
 	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
-	"for": {"until"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
+	"for": {"until"}, "follow": {"watch"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
 	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
 }
 

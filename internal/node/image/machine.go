@@ -39,7 +39,7 @@ const (
 )
 
 // ErrNoNode means that there are no slots.
-var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install")
+var ErrNoNode = errors.New("this machine is not set up as a node; type sudo kbnode install, or kbnode queue --node NAME to see another machine")
 
 // Machine is the node that kbnode runs on.
 type Machine struct {
