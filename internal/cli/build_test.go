@@ -84,7 +84,7 @@ func TestBuilds(t *testing.T) {
 			[]string{"Compilation: nvcc a.cu", "  a.cu(3): error: no such thing", "Not passed: test: does not compile"}, nil, nil},
 		{"no result", nil, "submit --queue b200 --hello", 1, nil, []string{"no result: the job passed but left no result.json; add it to the step's artifact_paths"}, nil},
 		{"another queue", nil, "submit --queue b2000 --hello", 1, nil, []string{"no agent is connected in queue b2000; there are agents in b200"}, nil},
-		{"another pipeline", nil, "submit --queue b200 --pipeline kernalbot --hello", 1, nil, []string{"the pipeline does not exist; check the names"}, nil},
+		{"another pipeline", nil, "submit --queue b200 --pipeline kernalbot --hello", 1, nil, []string{`sees no pipeline "kernalbot" of organization "kbnode"; check --pipeline`}, nil},
 		{"a good queue", leaves(resultArtifact), "e2e artifact --queue b200", 0,
 			[]string{"ok  artifact  artifact-test  ", "n-gpu3", "/kbnode/kernelbot/builds/1", "result.json came back intact: 108 bytes from n", "Queue b200: 1 check, all OK."},
 			[]string{"  artifact, artifact-test: waiting, build 1\n", "  artifact, artifact-test: passed, build 1\n"}, nil},

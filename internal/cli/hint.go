@@ -9,12 +9,10 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/node"
-	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -387,37 +385,3 @@ func (h hints) quotedReason(cmd *cobra.Command, slots []string) []string {
 	}
 	return accepted(h.rejoined(cmd, slots[i]))
 }
-
-// strayFlag returns the flag that a word without one means, with its value, or "".
-func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
-	name, value = strayFlags[pathOf(cmd)], arg
-	_, isSlot := node.SlotNumber(arg)
-	switch {
-	case strings.HasSuffix(arg, ".tar") && cmd.Flags().Lookup("bundle") != nil && cmd.Name() != "doctor": // which writes one
-		name = "bundle"
-	case strings.HasSuffix(arg, ".txtar"):
-		name = "root"
-	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all
-		name == "agent-version" && !versionForm().MatchString(arg):
-		return "", ""
-	case name == "output" && !strings.HasSuffix(arg, ".tar"):
-		name = "image"
-	case name == "dockerfile":
-		value = filepath.Join(arg, "Dockerfile")
-	}
-	f := cmd.Flags().Lookup(name)
-	if f == nil || f.Changed && !isList(f) {
-		return "", ""
-	}
-	if f.Value.Type() == "intSlice" {
-		value = strings.TrimPrefix(arg, "gpu")
-	}
-	return name, value
-}
-
-// isList reports whether a flag takes several values.
-func isList(f *pflag.Flag) bool {
-	return f != nil && (strings.HasSuffix(f.Value.Type(), "Slice") || strings.HasSuffix(f.Value.Type(), "Array"))
-}
-
-var versionForm = lazy.Regexp(`^\d+\.\d+\.\d+`)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -301,3 +302,37 @@ func nearFlag(cmd *cobra.Command, name string) string {
 	})
 	return near
 }
+
+// strayFlag returns the flag that a word without one means, with its value, or "".
+func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
+	name, value = strayFlags[pathOf(cmd)], arg
+	_, isSlot := node.SlotNumber(arg)
+	switch {
+	case strings.HasSuffix(arg, ".tar") && cmd.Flags().Lookup("bundle") != nil && cmd.Name() != "doctor": // which writes one
+		name = "bundle"
+	case strings.HasSuffix(arg, ".txtar"):
+		name = "root"
+	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all
+		name == "agent-version" && !versionForm().MatchString(arg):
+		return "", ""
+	case name == "output" && !strings.HasSuffix(arg, ".tar"):
+		name = "image"
+	case name == "dockerfile":
+		value = filepath.Join(arg, "Dockerfile")
+	}
+	f := cmd.Flags().Lookup(name)
+	if f == nil || f.Changed && !isList(f) {
+		return "", ""
+	}
+	if f.Value.Type() == "intSlice" {
+		value = strings.TrimPrefix(arg, "gpu")
+	}
+	return name, value
+}
+
+// isList reports whether a flag takes several values.
+func isList(f *pflag.Flag) bool {
+	return f != nil && (strings.HasSuffix(f.Value.Type(), "Slice") || strings.HasSuffix(f.Value.Type(), "Array"))
+}
+
+var versionForm = lazy.Regexp(`^\d+\.\d+\.\d+`)

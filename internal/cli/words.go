@@ -70,8 +70,8 @@ var answers = map[string]string{
 	"service": service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
 	"acceptance": "write sudo kbnode doctor --acceptance", "preflight": "write sudo kbnode doctor --preflight",
-	"reboot":       "write sudo kbnode drain --all --reboot",
-	"reset":        "write sudo kbnode drain gpu3 --wait, and then what docs/health.md says under Resetting a GPU",
+	"reboot": "write sudo kbnode drain --all --reboot",
+	"reset":  "write sudo kbnode drain gpu3 --wait, and then what docs/health.md says under Resetting a GPU",
 	"rotate": "write sudo kbnode install --token-file FILE",
 
 	"config edit": "write " + editConfig, "config apply": ownConfig, "config load": ownConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
