@@ -87,6 +87,12 @@ func New(o Options) *Keeper {
 func (k *Keeper) Update(service Service, absent []Absence) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	absent = slices.Clone(absent)
+	for i, a := range absent { // a slot that has not served since is drained since then, whichever of its drains has ended
+		if s := k.standIn[a.Agent]; s != nil && s.State == a.State && !s.Since.IsZero() && s.Since.Before(a.Since) {
+			absent[i].Since = s.Since
+		}
+	}
 	for name, s := range k.standIn {
 		i := slices.IndexFunc(absent, s.same)
 		if i < 0 || s.service != service {

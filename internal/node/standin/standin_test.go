@@ -50,10 +50,15 @@ func TestKeeper(t *testing.T) {
 		must.Equal(t, map[string]string{"n-gpu0": "drained: by operator: new fan", "n-gpu1": "parked: the GPU is lost"}, agents(t, s))
 		// It stays for days, longer than a pause lasts, and after a change.
 		time.Sleep(50 * time.Hour)
-		// The API tells since when, and again after another drain.
-		for _, since := range []time.Time{time.Now().Add(-time.Hour).UTC().Truncate(time.Second), time.Now().UTC().Truncate(time.Second)} {
+		must.Equal(t, true, s.Requests()["POST /v3/register"] >= 4) // two days of two slots
+		// The API tells since when: also after the first of two drains has ended, and again after another drain.
+		begun, later := time.Now().Add(-time.Hour).UTC().Truncate(time.Second), time.Now().UTC().Truncate(time.Second)
+		for i, since := range []time.Time{begun, begun, later} {
 			a := absence("n-gpu0", "drained", "x")
-			a.Since = since
+			a.Since = []time.Time{begun, later, later}[i]
+			if i == 2 { // it served
+				k.Update(service, []Absence{absence("n-gpu1", "parked", "y")})
+			}
 			k.Update(service, []Absence{a, absence("n-gpu1", "parked", "y")})
 			time.Sleep(time.Minute)
 			c, err := buildkite.New(buildkite.Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire()})
@@ -64,7 +69,6 @@ func TestKeeper(t *testing.T) {
 		}
 		// Another reason is the note of the same agent, after some minutes at most.
 		before := s.Requests()["POST /v3/register"]
-		must.Equal(t, true, before >= 4) // two days of two slots
 		for mib := range 100 {
 			k.Update(service, []Absence{absence("n-gpu1", "parked", fmt.Sprintf("%d MiB in use", mib))})
 			time.Sleep(5 * time.Second)
