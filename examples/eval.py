@@ -405,11 +405,13 @@ def pause(flags):
 
 
 def takes_output(kernel):
-    """Says whether a function must be given two arguments, and refuses one that takes neither one nor two."""
+    """Says whether a function must be given two arguments, and refuses a plain one that takes neither one nor two."""
     if type(kernel) is types.FunctionType:
         code = kernel.__code__
         needed, taken = code.co_argcount - len(kernel.__defaults__ or ()), code.co_argcount + bool(code.co_flags & VARARGS)
-    else:
+        if needed > 2 or taken < 1:
+            raise Unfit(f"custom_kernel takes {max(needed, 0)} arguments; define custom_kernel(data) or custom_kernel(data, output)")
+    else:  # which may not tell what it takes, such as one that wraps another
         import inspect
 
         try:
@@ -417,9 +419,7 @@ def takes_output(kernel):
         except (TypeError, ValueError):
             return False
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        needed, taken = sum(p.default is p.empty for p in positional), len(positional) + any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if needed > 2 or taken < 1:
-        raise Unfit(f"custom_kernel takes {max(needed, 0)} arguments; define custom_kernel(data) or custom_kernel(data, output)")
+        needed = sum(p.default is p.empty for p in positional)
     return needed == 2
 
 

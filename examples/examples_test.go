@@ -171,14 +171,38 @@ func TestPrefixPythonBreaks(t *testing.T) {
 		"import os\nos.write(int(os.environ['POPCORN_FD']), b'check: pass\\n')\n": "KeyError: 'POPCORN_FD'",
 		"import os\nfor fd in range(3, 64):\n  try: os.write(fd, b'check: pass\\n')\n  except OSError: pass\n": "the submission has no function custom_kernel",
 
-		"def custom_kernel(data, output, n):\n  return data\n":        "custom_kernel takes 3 arguments; define custom_kernel(data) or custom_kernel(data, output)",
-		"def custom_kernel(*, data):\n  return data\n":                "custom_kernel takes 0 arguments; define",
-		"class K:\n  def __call__(self): pass\ncustom_kernel = K()\n": "custom_kernel takes 0 arguments; define",
+		"def custom_kernel(data, output, n):\n  return data\n": "custom_kernel takes 3 arguments; define custom_kernel(data) or custom_kernel(data, output)",
+		"def custom_kernel(*, data):\n  return data\n":         "custom_kernel takes 0 arguments; define",
 	} {
 		r := evaluate(t, p, text, "test").Runs.Get("test").Run
 		if r.Passed || r.ExitCode != 112 || !strings.HasPrefix(r.Result.Get("test.0.error"), want) || r.Result.Get("test-count") != "4" || r.Result.Get("check") != "fail" {
 			t.Errorf("%q: exit code %d, %v", text, r.ExitCode, r.Result)
 		}
+	}
+}
+
+// TestWrapped evaluates a kernel that is no plain function and says of itself that it takes what it wraps.
+func TestWrapped(t *testing.T) {
+	t.Parallel()
+	if err := exec.Command("python3", "-c", "").Run(); err != nil {
+		t.Skip("python3 cannot be run: ", err)
+	}
+	p, err := task.Find("prefix_python")
+	must.Do(t, err)
+	plain, err := os.ReadFile("prefix_python/submission.py")
+	must.Do(t, err)
+	r := evaluate(t, p, string(plain)+`
+import functools
+class Kernel:
+    def __init__(self, f):
+        self.f = f
+        functools.update_wrapper(self, lambda data, workspace, stream: None)
+    def __call__(self, data):
+        return self.f(data)
+custom_kernel = Kernel(custom_kernel)
+`, "test").Runs.Get("test").Run
+	if !r.Passed {
+		t.Errorf("exit code %d, %v", r.ExitCode, r.Result)
 	}
 }
 
