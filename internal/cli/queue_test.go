@@ -175,7 +175,7 @@ func TestNodeTable(t *testing.T) {
 		out.Paused, out.PausedNote = true, "by operator: new fans"
 	}
 	queue := buildkite.Queues(agents, nil, now)[0]
-	queue.Nodes = append(queue.Nodes, buildkite.QueueNode{Node: "b200-20", Slots: 8, KbnodeVersion: "1.4.0", LastJob: now.Add(-3 * time.Hour), Seen: now.Add(-2 * time.Hour)})
+	queue.Nodes = append(queue.Nodes, buildkite.QueueNode{Node: "b200-20", Slots: 8, KbnodeVersion: "1.3.0", LastJob: now.Add(-3 * time.Hour), Seen: now.Add(-2 * time.Hour)})
 	var printed bytes.Buffer
 	operator.PrintQueues(&printed, buildkite.QueueReport{Time: now, Queues: []buildkite.Queue{queue}}, operator.QueueView{})
 	golden(t, "queue-nodes.txt", printed.String())

@@ -105,7 +105,7 @@ func otherVersions(q buildkite.Queue) (lines []string) {
 	for _, n := range q.Nodes {
 		if n.OtherVersion {
 			others = append(others, n)
-		} else {
+		} else if n.Seen.IsZero() { // one that is gone has what it had
 			usual = cmp.Or(n.KbnodeVersion, usual)
 		}
 	}
