@@ -76,7 +76,7 @@ func (h hints) command(root *cobra.Command) error {
 		// Runs are cancelled, and not slots.
 		near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" })
 		if len(near) == 0 {
-			return term.Usagef("%s; %s", says, term.EndJob)
+			return term.Usagef("%s; %s", says, h.ofSlot(term.EndJob))
 		}
 	}
 	var same [][]string

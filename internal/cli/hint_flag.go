@@ -96,7 +96,7 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return term.Usagef("%s; write %s", says, line)
 	}
 	if answer := cmp.Or(answers[pathOf(cmd)+" "+dashes+name], answers["* "+dashes+name]); answer != "" {
-		return term.Usagef("%s; %s", says, answer)
+		return term.Usagef("%s; %s", says, h.ofSlot(answer))
 	}
 	if term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil {
 		// Do not repeat what followed: it may be the token.
@@ -156,6 +156,16 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return h.Advise(says, lines...)
 	}
 	return term.Usagef("%s; %s", says, flagList(cmd, name))
+}
+
+// ofSlot returns an answer for the slot that is named: what ends the job of the answer's gpu3 must not be pasted for another.
+func (h hints) ofSlot(answer string) string {
+	for _, word := range h.Typed {
+		if slots := node.LikelySlots(word); len(slots) > 0 {
+			return strings.ReplaceAll(answer, "gpu3", slots[0])
+		}
+	}
+	return answer
 }
 
 // numberedLines are other tools' flags for the last lines of a log.

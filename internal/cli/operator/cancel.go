@@ -63,13 +63,19 @@ var (
 	slotName = lazy.Regexp(`^gpu-?\d+$`)
 )
 
+// isRunID reports whether cancel and --follow take a run ID: one that looks like another thing is probably that.
+func isRunID(run string) bool {
+	return run != "" && len(run) <= 100 && text.Plain(run) && !strings.Contains(run, "://") &&
+		!buildNumber().MatchString(run) && !slotName().MatchString(run)
+}
+
 // checkRuns returns what is wrong with a pipeline and run IDs that were typed.
 func checkRuns(t submit.Target, runs ...string) error {
 	for _, run := range runs {
 		if slotName().MatchString(run) {
-			return term.Usagef("%.40q is a slot of a node, and no run ID; %s", run, term.EndJob)
+			return term.Usagef("%.40q is a slot of a node, and no run ID; %s", run, strings.ReplaceAll(term.EndJob, "gpu3", strings.ReplaceAll(run, "-", "")))
 		}
-		if run == "" || len(run) > 100 || !text.Plain(run) || strings.Contains(run, "://") || buildNumber().MatchString(run) {
+		if !isRunID(run) {
 			return term.Usagef("%.40q is not a run ID; kbnode submit prints them, such as kbnode-q3xs5e7yzkw2a1bc, and a build's environment has its own as KERNELBOT_RUN_ID", run)
 		}
 	}

@@ -200,7 +200,7 @@ func (l *localFlags) run(ctx context.Context, s term.Streams, o runner.Options, 
 	switch {
 	case l.asJSON:
 		term.Verbatim(s.Out, text.JSON(string(raw)))
-	case ctx.Err() != nil:
+	case !r.Success && strings.HasPrefix(r.Error, result.Cancelled):
 		term.Printf(s.Out, "No verdict: interrupted before its end\n")
 		var report strings.Builder
 		r.Completed(&report)

@@ -106,6 +106,9 @@ func (f *submitFlags) run(ctx context.Context, s term.Streams, args []string) er
 	if f.template != "" {
 		return f.showTemplate(s)
 	}
+	if f.runID != "" && !isRunID(f.runID) {
+		return term.Usagef("--run-id %.40q looks like something else, and kbnode cancel would refuse it; write one such as kbnode-q3xs5e7yzkw2a1bc, or leave it out", f.runID)
+	}
 	req, err := f.request(s, args)
 	if err != nil {
 		return err

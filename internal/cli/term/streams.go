@@ -134,8 +134,10 @@ func CheckReplaced(flag, name, begins string) error {
 		return err
 	}
 	f, err := os.Open(name)
-	if err != nil {
-		return nil //nolint:nilerr // there is none, or no one may read it
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return Usagef("%s: %s cannot be read, and would be lost; write the name of another file", flag, name)
 	}
 	defer f.Close() //nolint:errcheck // opened for reading
 	head := make([]byte, len(begins))
