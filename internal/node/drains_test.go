@@ -159,12 +159,16 @@ func TestImageToProve(t *testing.T) {
 		"one whose canary failed":     {has: "sha256:1", kept: failed},
 		"one that no canary ran":      {has: "sha256:1", kept: " "},
 		"one that is gone":            {kept: passed},
+		"one that an update drops":    {has: "sha256:1", kept: "dropped" + passed, want: "ID of sha256:1"},
+		"one that was rolled back":    {has: "sha256:1", kept: "dropped" + passed + `, "digest": "sha256:bad"`},
 		"none":                        {},
 		"an engine that hangs":        {has: "sha256:1", kept: passed, broken: "eval:2", err: broken},
 		"an engine that hangs then":   {has: "sha256:1", kept: passed, broken: "sha256:1", err: broken},
 	} {
 		dir := t.TempDir()
-		if row.kept != "" {
+		if kept, dropped := strings.CutPrefix(row.kept, "dropped"); dropped { // image.State as an update for another name leaves it
+			must.Write(t, dir, "images.json", `{"schema": 1, "name": "eval:2", "drop": [{"id": "sha256:1", "since": "2026-11-21T12:00:00Z"`+kept+`}], "refused": [{"digest": "sha256:bad"}]}`)
+		} else if row.kept != "" {
 			must.Write(t, dir, "images.json", `{"schema": 1, "name": "eval:1", "current": {"id": "sha256:1", "since": "2026-11-21T12:00:00Z"`+row.kept+`}}`)
 		}
 		id, err := imageToProve(t.Context(), func(_ context.Context, ref string) (docker.Image, error) {

@@ -43,14 +43,13 @@ func imageToProve(ctx context.Context, find func(context.Context, string) (docke
 	if err != nil {
 		return "", err
 	}
-	if c := kept.Current; c == nil || c.Canary == nil || !c.Canary.Passed {
-		return "", nil
+	for _, id := range kept.Proven() {
+		have, err := find(ctx, id)
+		if !errors.Is(err, docker.ErrNotFound) {
+			return have.ID, err
+		}
 	}
-	have, err = find(ctx, kept.Current.ID)
-	if errors.Is(err, docker.ErrNotFound) {
-		return "", nil
-	}
-	return have.ID, err
+	return "", nil
 }
 
 // withoutImage is Evaluate on a node that has no image to prove with. One that kbnode image update never fetched would

@@ -160,7 +160,27 @@ func (s *State) named(name string) State {
 		return *s
 	}
 	drop := append(s.Drop, s.retained()...)
-	return State{WrittenBy: "kbnode", Schema: schema, Name: name, Previous: []Image{}, Drop: drop, Refused: s.Refused}
+	return State{WrittenBy: "kbnode", Schema: schema, Name: name, Previous: []Image{}, Drop: drop, Refused: s.Refused, RefusedArchives: s.RefusedArchives}
+}
+
+// Proven returns the IDs of the images that passed a canary, the last one first: also of those that will be removed, as all are
+// once an update for another name begins.
+func (s *State) Proven() (ids []string) {
+	var all []Image
+	if s.Current != nil {
+		all = append(all, *s.Current)
+	}
+	all = append(all, s.Previous...)
+	for _, i := range slices.Backward(s.Drop) {
+		all = append(all, i)
+	}
+	for _, i := range all {
+		bad := s.refused(i.Digest) != nil || i.Archive != "" && slices.Contains(s.RefusedArchives, i.Archive) // as after a rollback
+		if i.passed() && i.ID != "" && !bad && !slices.Contains(ids, i.ID) {
+			ids = append(ids, i.ID)
+		}
+	}
+	return ids
 }
 
 // chosen returns why nothing is fetched unattended; "" if it is.

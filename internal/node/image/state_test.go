@@ -27,3 +27,13 @@ func TestStandsFor(t *testing.T) {
 		}
 	}
 }
+
+// TestAnotherName keeps what is known of bad images, however they came, when jobs name their image otherwise.
+func TestAnotherName(t *testing.T) {
+	t.Parallel()
+	s := State{Name: "x:1", Current: &Image{ID: "sha256:1"}}
+	s.refuse(&Image{ID: "sha256:2", Digest: "sha256:d"}, "it is bad")
+	s.refuse(&Image{ID: "sha256:3", Archive: "abc"}, "it is bad")
+	next := s.named("x:2")
+	must.Equal(t, true, next.Current == nil && next.refused("sha256:d") != nil && next.Left("abc"))
+}
