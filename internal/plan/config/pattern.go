@@ -28,7 +28,7 @@ func validatePatterns(key string, list Patterns, bad func(key, format string, ar
 
 var (
 	// patternParts are the characters of a regular expression: one after a backslash, a class of them, or one.
-	patternParts = lazy.Regexp(`\\.|\[[^\]]*\]|(?s:.)`)
+	patternParts = lazy.Regexp(`\\[pP]\{[^}]*\}|\\[pP].|\\.|\[\^?\]?(?:\[:\^?[a-z]+:\]|[^\]])*\]|(?s:.)`)
 	ofName       = lazy.Regexp(`^[A-Za-z0-9]$`)
 )
 

@@ -20,6 +20,9 @@ func TestMeantPattern(t *testing.T) {
 		"*/kernelbot*":                      {`^.*/kernelbot.*$`, "reg.example/kernelbot:1", "reg.example/other:1"},
 		"*":                                 {`^.*$`, "a", ""},
 		`^ghcr\.io/[a-z.]*/\w*:[0-9.]+$`:    {`^ghcr\.io/[a-z.]*/\w*:[0-9.]+$`, "ghcr.io/a.b/c:1.2", "ghcr.io/a/b/c:1"},
+		`^ghcr\.io/[[:alnum:]]*$`:           {`^ghcr\.io/[[:alnum:]]*$`, "ghcr.io/a1", "ghcr.io/a/b"},
+		`^ghcr\.io/[^]/]*$`:                 {`^ghcr\.io/[^]/]*$`, "ghcr.io/a", "ghcr.io/a/b"},
+		`^\pL*/\p{Greek}*$`:                 {`^\pL*/\p{Greek}*$`, "a/α", "1/α"},
 		`^(a|b\*)*x.*$`:                     {`^(a|b\*)*x.*$`, "ab*xy", "abxy"},
 	} {
 		got := meantPattern(in)
