@@ -33,6 +33,8 @@ func agentsRunning(ctx context.Context, m *Machine) Answer {
 		switch {
 		case !s.Serves() || len(ss.Parked) > 0:
 			return Finding{} // agent-drained or slot-parked says why
+		case m.isNew(s.Index) != "":
+			return warn("the slot is new, and %s", m.isNew(s.Index)).Advise("it then starts by itself")
 		case !a.Exists():
 			return fail("%s is missing", unit).Safely("kbnode reconcile")
 		case a.Load == "masked":
@@ -137,6 +139,8 @@ func oneSocket(ctx context.Context, m *Machine, s plan.Slot) Finding {
 	switch u := m.State.Units[unit]; {
 	case s.Parked != "":
 		return skip("the slot is parked")
+	case m.isNew(s.Index) != "":
+		return skip("the slot is new, and %s", m.isNew(s.Index))
 	case u.Active == "failed":
 		return fail("the slot's socket has failed: %s", m.lastWords(ctx, unit)).Safely("systemctl restart %s", unit)
 	case !u.Running():

@@ -74,6 +74,11 @@ func TestAgentChecks(t *testing.T) {
 			w.must(os.MkdirAll(w.Path("/var/lib/buildkite-agent/builds-other"), 0o755))
 		}, "agent-other warn: checkouts of an earlier setup are left: /var/lib/buildkite-agent/builds-gpu0, /var/lib/buildkite/builds-gpu7", ""},
 
+		{"a new slot that waits", func(w *world) {
+			w.State.Slots[1].Agent = slot.Unit{Name: plan.AgentUnit(1), Load: "not-found"}
+			delete(w.State.Units, plan.JobSocket(1))
+			w.Changes = append(w.Changes, reconcile.Change{Kind: reconcile.Create, Subject: plan.AgentUnit(1), Slot: 1, Deferred: "waits for job 7"})
+		}, "agent-running warn 1: the slot is new, and waits for job 7", ""},
 		{"the agent is gone", func(w *world) { w.Inventory.Software.Agent = inventory.Agent{} }, "agent-binary fail: buildkite-agent is missing", "kbnode install"},
 		{"the agent is not executable", func(w *world) {
 			w.put("/usr/bin/buildkite-agent", "", 0o644)

@@ -121,6 +121,20 @@ func (m *Machine) problem(subject string) string {
 	return ""
 }
 
+// isNew says what a slot that has not begun yet waits for, such as the job of a slot whose CPUs it gets. "" if it has begun, or
+// waits for nothing.
+func (m *Machine) isNew(k int) (why string) {
+	if m.State.Slot(k).Agent.Exists() {
+		return ""
+	}
+	for _, c := range m.Changes {
+		if c.Slot == k && c.Deferred != "" {
+			return c.Deferred
+		}
+	}
+	return ""
+}
+
 func found(all ...Finding) Answer { return Answer{Findings: all} }
 
 // foundOr returns the findings in wrong, or else well.

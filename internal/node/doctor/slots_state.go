@@ -27,6 +27,9 @@ func slotDisk(_ context.Context, m *Machine) Answer {
 		if s.DiskBytes == 0 || s.Parked != "" { // the socket, whose unit mounts the disk, does not run for a parked slot
 			return Finding{}
 		}
+		if why := m.isNew(s.Index); why != "" {
+			return skip("the slot is new, and %s", why)
+		}
 		planned++
 		d := diskState{busy: m.State.Slot(s.Index).Busy(), mount: mounts[plan.DiskMount(s.Index)], home: mounts[plan.WorkDir(s.Index)]}
 		if info, err := os.Stat(m.Path(plan.DiskDir(s.Index) + "/image")); err == nil {

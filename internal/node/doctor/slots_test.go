@@ -93,6 +93,8 @@ func TestSlotState(t *testing.T) {
 	play(t, []scene{
 		{"good", "slot-disk", node(nil), disks(mounts, mega), "ok: 2 disks of 1MiB", ""},
 		{"not mounted", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "fail: its disk is not mounted, so no container starts", "kbnode disk --slot 0"},
+		{"of a new slot", "slot-disk", drifts(node(nil), reconcile.Change{Kind: reconcile.Create, Subject: plan.SliceName(0), Slot: 0, Deferred: "waits for job 7"}),
+			disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "skip: the slot is new, and waits for job 7", ""},
 		{"of a parked slot", "slot-disk", node(func(f *fake) { f.plan.Slots[0].Parked = "its GPU is lost" }), disks(strings.ReplaceAll(mounts, "disks/gpu0/mnt", "disks/gpu9/mnt"), mega), "ok: 1 disks of 1MiB", ""},
 		{"not where checkouts are", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "7:0 /home", "8:1 /home"), mega), "fail: its disk is not mounted, so no container starts", "kbnode disk --slot 0"},
 		{"read-only", "slot-disk", node(nil), disks(strings.ReplaceAll(mounts, "/dev/loop0 rw", "/dev/loop0 ro"), mega), "fail: its disk has become read-only; the kernel log says why", recreate},

@@ -75,6 +75,7 @@ func TestOfThePlan(t *testing.T) {
 	for want, p := range map[string]plan.Slot{"it is parked: its GPU is lost": {Index: 4095, Parked: "its GPU is lost"}, "": {Index: 4095}} {
 		must.Equal(t, want, (&trial{t: s.t, plan: p}).skipReason())
 	}
+	must.Equal(t, "it is not as planned yet: its change waits for job 7", (&trial{t: s.t, plan: plan.Slot{Index: 4095}, waits: "waits for job 7"}).skipReason())
 	for _, address := range hostAddresses(&net.TCPAddr{Port: 4711}) {
 		if !strings.HasSuffix(address, ":4711") || strings.HasPrefix(address, "127.") {
 			t.Errorf("containers could not reach %s", address)

@@ -112,8 +112,14 @@ type tester struct {
 func (t *tester) run(ctx context.Context) ([]SlotReport, error) {
 	var slots []*trial
 	tried := false
+	waits := map[int]string{}
+	for _, c := range reconcile.Diff(t.Plan, t.State) {
+		if c.Slot >= 0 && c.Deferred != "" {
+			waits[c.Slot] = c.Deferred
+		}
+	}
 	for _, s := range t.Plan.Slots {
-		sl := &trial{t: t, plan: s, policy: t.policies[s.Index], state: t.State.Slot(s.Index)}
+		sl := &trial{t: t, plan: s, policy: t.policies[s.Index], state: t.State.Slot(s.Index), waits: waits[s.Index]}
 		sl.report = SlotReport{Index: s.Index, Skipped: sl.skipReason()}
 		if sl.report.Skipped == "" {
 			t.idle = append(t.idle, sl)

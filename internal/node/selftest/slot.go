@@ -24,6 +24,7 @@ type trial struct {
 	plan   plan.Slot
 	policy plan.JobPolicy
 	state  slot.State
+	waits  string // what the changes that make the slot as planned wait for; "" if it is, or they do not
 	report SlotReport
 }
 
@@ -34,6 +35,9 @@ func (s *trial) skipReason() string {
 	}
 	if busy := s.state.Busy(); busy != "" {
 		return "it is busy with " + busy
+	}
+	if s.waits != "" {
+		return "it is not as planned yet: its change " + s.waits
 	}
 	return ""
 }
