@@ -183,7 +183,7 @@ func TestStory(t *testing.T) {
 			t.Errorf("drain says %s", out)
 		}
 		slotIs(t, m, 1, "drained", "")
-		m.Wait("its reason in Buildkite", api+"kbnode queue b200 | grep -q 'gpu1 drained: by operator: new fan'")
+		m.Wait("its reason in Buildkite", api+"kbnode queue b200 | grep -q 'gpu1 drained.*: by operator: new fan'")
 		m.Sh("kbnode resume gpu1; bkstub wait-agents --count 2 --timeout 5m")
 		idle(t, m, 1)
 		m.Wait("no reason in Buildkite", api+"kbnode queue b200 --agents | grep -c '^b200-node-gpu1 ' | grep -q '^1$'")

@@ -35,7 +35,7 @@ func TestTwoNodes(t *testing.T) {
 		t.Helper()
 		first.Wait(what, fmt.Sprintf("%skbnode queue b200 | grep -E %q", api, pattern))
 	}
-	if out := queue(); !regexp.MustCompile(`(?m)^b200-node .*2 idle|^b200 .*b200-node`).MatchString(out) || !strings.Contains(out, "b200-other") {
+	if out := queue(); !regexp.MustCompile(`(?m)^b200-node +2 +2 +0 `).MatchString(out) || !strings.Contains(out, "b200-other") {
 		t.Errorf("the queue: %s", out)
 	}
 
@@ -59,7 +59,7 @@ func TestTwoNodes(t *testing.T) {
 
 	t.Run("a drain that ends", func(t *testing.T) {
 		second.Sh(`kbnode drain gpu1 --reason "new fan" --until "$(date -d '+4 min' +%Y-%m-%dT%H:%M)"`)
-		sees("why", "b200-other.*gpu1 drained: by operator: new fan|gpu1 .*drained: by operator: new fan")
+		sees("why", "b200-other.*gpu1 .*drained.*: by operator: new fan")
 		second.Wait("its end", "kbnode events | grep -q 'gpu1 may take jobs again'")
 		first.Sh("bkstub wait-agents --count 4 --timeout 5m")
 	})
