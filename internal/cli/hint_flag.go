@@ -159,13 +159,23 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 }
 
 // ofSlot returns an answer for the slot that is named: what ends the job of the answer's gpu3 must not be pasted for another.
+// A number alone may be the value of a flag.
 func (h hints) ofSlot(answer string) string {
+	var named []string
 	for _, word := range h.Typed {
-		if slots := node.LikelySlots(word); len(slots) > 0 {
+		slots := node.LikelySlots(word)
+		if len(slots) > 0 && strings.HasPrefix(strings.ToLower(word), "gpu") {
 			return strings.ReplaceAll(answer, "gpu3", slots[0])
 		}
+		named = append(named, slots...)
 	}
-	return answer
+	switch len(named) {
+	case 0:
+		return answer
+	case 1:
+		return strings.ReplaceAll(answer, "gpu3", named[0])
+	}
+	return strings.ReplaceAll(answer, "gpu3", "gpuN")
 }
 
 // numberedLines are other tools' flags for the last lines of a log.
