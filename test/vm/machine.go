@@ -26,7 +26,8 @@ const Patience = 6 * time.Minute
 type Machine struct {
 	VM       *VM
 	t        testing.TB
-	survived int // how many times the kernel died while it booted, and booted again
+	survived int    // how many times the kernel died while it booted, and booted again
+	suffix   string // of the directory for its logs
 }
 
 var templates = map[string]func() (*Template, error){Trixie: once(Trixie), Bookworm: once(Bookworm)}
@@ -308,7 +309,7 @@ func (m *Machine) end() {
 		if dir == "" {
 			dir = filepath.Join(os.TempDir(), "kbnode-vm-logs")
 		}
-		dir = filepath.Join(dir, strings.ReplaceAll(m.t.Name(), "/", "-"))
+		dir = filepath.Join(dir, strings.ReplaceAll(m.t.Name(), "/", "-")+m.suffix)
 		if err := m.keepLogs(dir); err != nil {
 			m.t.Log(err)
 		}

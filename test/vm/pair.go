@@ -51,6 +51,7 @@ WantedBy=multi-user.target
 // the first's, at the usual address.
 func Join(first, second *Machine, name string) {
 	first.t.Helper()
+	second.suffix = "-" + name
 	socket := filepath.Join(first.VM.Dir, "cable.sock")
 	for i, m := range []*Machine{first, second} {
 		mac := fmt.Sprintf("52:54:00:99:00:%02x", i+1)
@@ -62,7 +63,7 @@ func Join(first, second *Machine, name string) {
 	}
 	first.Put("/etc/systemd/system/rig-relay.service", 0o644, fmt.Sprintf(relayUnit, FirstAddress+":8899", "127.0.0.1:8899"))
 	second.Put("/etc/systemd/system/rig-relay.service", 0o644, fmt.Sprintf(relayUnit, "127.0.0.1:8899", FirstAddress+":8899"))
-	second.Sh("hostnamectl hostname " + name + " || { hostname " + name + "; echo " + name + " >/etc/hostname; }; systemctl disable -q --now bkstub; systemctl mask -q bkstub")
+	second.Sh("hostnamectl hostname " + name + " || { hostname " + name + "; echo " + name + " >/etc/hostname; }; systemctl disable -q --now bkstub")
 	for _, m := range []*Machine{first, second} {
 		m.Sh("systemctl daemon-reload; systemctl enable -q --now rig-network rig-relay")
 	}

@@ -58,8 +58,10 @@ func TestTwoNodes(t *testing.T) {
 	})
 
 	t.Run("a drain that ends", func(t *testing.T) {
-		second.Sh(`kbnode drain gpu1 --reason "new fan" --until "$(date -d '+4 min' +%Y-%m-%dT%H:%M)"`)
+		drain := `kbnode drain gpu1 --reason "new fan" --until "$(date -d '+%d min' +%%Y-%%m-%%dT%%H:%%M)"`
+		second.Sh(fmt.Sprintf(drain, 90))
 		sees("why", "b200-other.*gpu1 .*drained.*: by operator: new fan")
+		second.Sh(fmt.Sprintf(drain, 2))
 		second.Wait("its end", "kbnode events | grep -q 'gpu1 may take jobs again'")
 		first.Sh("bkstub wait-agents --count 4 --timeout 5m")
 	})
