@@ -261,7 +261,7 @@ func (e *engine) run(ctx context.Context, s step, call []string) (*result.Run, *
 		return e.profile(ctx, s.name, p)
 	}
 	if workers {
-		p.workers = e
+		p.workers, p.compilers = e, nil // a worker could ask those that compile for its judge
 	}
 	o, err := p.run(ctx)
 	if err != nil {

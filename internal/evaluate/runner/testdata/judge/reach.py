@@ -81,6 +81,10 @@ for path in glob.glob(os.path.dirname(home) + "/tmp*/*"):
     if os.environ.get("TEST_LANDLOCK") != "0" and not path.startswith(home + "/") and os.path.isfile(path):
         way(f"cases in {path}", lambda: holds_cases(path))
 
+# Who asks the runner to compile gets what the runner may read, except in its judge's home.
+offers = {os.path.dirname(path) for path in glob.glob(os.path.dirname(home) + "/tmp*/.socket")}
+way("compilers of its judge's", lambda: offers - {os.environ.get("KBNODE_COMPILERS")})
+
 for size in 0, 1, 1 << 30:
     way("another size of the memory", lambda: os.ftruncate(3, size) or "resized")
 way("a seal", lambda: fcntl.fcntl(3, 1033, 8) or "sealed")
