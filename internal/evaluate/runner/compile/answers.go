@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"os"
 	"path"
+	"slices"
 	"strconv"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +17,9 @@ import (
 
 // answer is what the runner tells the kernel.
 type answer struct {
-	goOn  bool // the kernel makes the call
+	// goOn has the kernel make the call, and read a path in it again. A plugin could have made it that of a program's file, which
+	// is no fact then.
+	goOn  bool
 	value int64
 	errno unix.Errno
 	file  int // to give the compiler as a descriptor, if not negative
@@ -47,8 +52,11 @@ func (t *trace) answer(pid int, c call) answer {
 	if !ok || !t.isThere() {
 		return fails(t.refuse(errUnreadable, unix.EFAULT))
 	}
-	if text == "" && c.flags&unix.AT_EMPTY_PATH != 0 {
-		return goOn // likewise
+	if text == "" && c.mayBeEmpty() {
+		if c.at != unix.AT_FDCWD {
+			return t.ofDescriptor(pid, c)
+		}
+		text = "."
 	}
 	nofollow := c.flags&unix.AT_SYMLINK_NOFOLLOW != 0 || c.kind == openCall && c.flags&unix.O_NOFOLLOW != 0
 	p, errno := t.locateAt(pid, c.at, text, !nofollow)
@@ -57,9 +65,9 @@ func (t *trace) answer(pid int, c call) answer {
 	}
 	switch {
 	case p.kind == volatile:
-		return t.ofKernel(p)
-	case p.kind == image && p.direct && !c.kind.reads():
-		return goOn // the kernel finds the same
+		return t.ofKernel(pid, p, c)
+	case p.kind == image && p.direct && c.kind == executeCall:
+		return goOn // the kernel finds the same; if not, it executes nothing of a program's
 	case p.kind == image:
 		return t.ofImage(pid, p, c)
 	}
@@ -112,23 +120,65 @@ func (t *trace) locateAt(pid int, at int32, text string, follow bool) (place, un
 	return t.locate(dir, text, follow)
 }
 
+// ofDescriptor answers a call about what a process has open.
+func (t *trace) ofDescriptor(pid int, c call) answer {
+	name := "/proc/" + strconv.Itoa(pid) + "/fd/" + strconv.Itoa(int(c.at))
+	var st unix.Stat_t
+	if err := unix.Stat(name, &st); err != nil {
+		return fails(unix.EBADF)
+	}
+	switch c.kind {
+	case accessCall:
+		return fails(errnoOf(unix.Access(name, c.mode)))
+	case timeCall:
+		return returns(0) // times are not kept
+	}
+	return t.report(pid, c, &st)
+}
+
 // ofKernel answers a call about a file of the kernel's, or a device.
-func (t *trace) ofKernel(p place) answer {
+func (t *trace) ofKernel(pid int, p place, c call) answer {
 	if p.path == "/dev/tty" {
 		return fails(unix.ENXIO) // it has no terminal
 	}
-	for _, s := range steady {
-		if p.path == s && p.direct {
-			return goOn
-		}
+	if !slices.Contains(steady, p.path) {
+		return fails(t.refuse(fmt.Errorf("%s is the kernel's: %w", p.path, errNotShared), unix.ENOENT))
 	}
-	return fails(t.refuse(fmt.Errorf("%s is the kernel's: %w", p.path, errNotShared), unix.ENOENT))
-}
-
-// reads reports whether the compiler learns what a file holds, or of what kind it is. If the kernel went on, it would read the
-// path again, and a plugin could have made it that of a program's file, which is no fact then.
-func (k callKind) reads() bool {
-	return k == openCall || k == statCall || k == statxCall || k == accessCall || k == readlinkCall
+	name := p.path
+	if rest, own := strings.CutPrefix(name, "/proc/self/"); own {
+		name = "/proc/" + strconv.Itoa(pid) + "/" + rest
+	}
+	var st unix.Stat_t
+	var err error
+	switch c.kind {
+	case openCall:
+		if name != os.DevNull && c.flags&unix.O_ACCMODE != unix.O_RDONLY {
+			return fails(unix.EACCES)
+		}
+		fd, err := unix.Open(name, int(c.flags&(unix.O_ACCMODE|unix.O_DIRECTORY|unix.O_NOFOLLOW))|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		if err != nil {
+			return fails(errnoOf(err))
+		}
+		return answer{file: fd, flags: int(c.flags)}
+	case statCall, statxCall:
+		if err = unix.Stat(name, &st); c.flags&unix.AT_SYMLINK_NOFOLLOW != 0 {
+			err = unix.Lstat(name, &st)
+		}
+		if err == nil {
+			return t.report(pid, c, &st)
+		}
+	case accessCall:
+		err = unix.Access(name, c.mode)
+	case readlinkCall:
+		to := make([]byte, min(c.size, unix.PathMax))
+		var n int
+		if n, err = unix.Readlink(name, to); err == nil {
+			return t.written(pid, c.buffer, to[:n], int64(n))
+		}
+	default:
+		err = unix.EACCES
+	}
+	return fails(errnoOf(err))
 }
 
 // ofImage answers a call about a file of the image.
@@ -163,6 +213,13 @@ func (t *trace) ofImage(pid int, p place, c call) answer {
 			return fails(errnoOf(err))
 		}
 		return fails(unix.EINVAL)
+	}
+	// The kernel would read the path again, and its error would say whether a program's file is there.
+	switch err := unix.Lstat(p.path, new(unix.Stat_t)); {
+	case err == nil && c.kind == directoryCall:
+		return fails(unix.EEXIST)
+	case err != nil && (c.kind != directoryCall || unix.Access(path.Dir(p.path), unix.F_OK) != nil):
+		return fails(errnoOf(err))
 	}
 	return fails(unix.EACCES)
 }

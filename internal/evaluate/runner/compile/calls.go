@@ -38,6 +38,11 @@ const (
 	processCall
 )
 
+// mayBeEmpty reports whether the call is about its descriptor if the path is empty. The flag is another one's of open(2).
+func (c call) mayBeEmpty() bool {
+	return c.flags&unix.AT_EMPTY_PATH != 0 && (c.kind == statCall || c.kind == statxCall || c.kind == accessCall || c.kind == timeCall)
+}
+
 // Calls are the numbers of the system calls that a compiler makes only with the runner's answer.
 func Calls() []uint32 {
 	numbers := []uint32{
