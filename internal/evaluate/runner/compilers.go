@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/runner/compile"
+	"github.com/gpu-mode/kbnode/internal/machine/host"
 )
 
 // findCompilers prepares to compile each source once. Without Landlock, programs could change what a compiler reads
@@ -46,12 +49,39 @@ func (p program) offerCompilers(forks forker) *offered {
 	if p.compilers == nil {
 		return nil
 	}
-	o, env, err := p.compilers.Offer(starter{forks, p.landlock, p.cores, append([]string{p.hidden}, p.writable...)}, p.home, p.hidden, p.writable, p.env)
+	mounts, ok := host.Tree{Root: "/"}.Mounts("self")
+	if !ok {
+		p.note("each program compiles by itself: /proc/self/mountinfo cannot be read")
+		return nil
+	}
+	writable := everywhere(mounts, p.writable)
+	o, env, err := p.compilers.Offer(starter{forks, p.landlock, p.cores, append([]string{p.hidden}, writable...)}, p.home, p.hidden, writable, p.env)
 	if err != nil {
 		p.note("each program compiles by itself: %v", err)
 		return nil
 	}
 	return &offered{Offer: o, environment: env, reopen: p.reopen}
+}
+
+// everywhere returns directories, and where else they or parts of them are mounted: what a program writes is there, too, and is no
+// file of the image.
+func everywhere(mounts []host.Mount, dirs []string) []string {
+	all := slices.Clone(dirs)
+	for _, dir := range dirs {
+		dir = resolved(dir)
+		on := host.MountOf(mounts, dir)
+		of := filepath.Join(on.Root, strings.TrimPrefix(dir, on.Point)) // of the file system
+		for _, m := range mounts {
+			switch rest, err := filepath.Rel(m.Root, of); {
+			case m.Device != on.Device || m == on || err != nil:
+			case within(of, m.Root):
+				all = append(all, m.Point)
+			case filepath.IsLocal(rest):
+				all = append(all, filepath.Join(m.Point, rest))
+			}
+		}
+	}
+	return all
 }
 
 // lead returns the environment of a program, and the path to execute: if it is a compiler, that of the client.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
+	"github.com/gpu-mode/kbnode/internal/machine/host"
 	"github.com/gpu-mode/kbnode/test/must"
 )
 
@@ -320,4 +321,21 @@ func parse(t *testing.T, doc string) *config {
 	c, err := parseConfig(o)
 	must.Do(t, err)
 	return c
+}
+
+// TestEverywhere finds where else a directory or a part of it is mounted, or what it is a part of.
+func TestEverywhere(t *testing.T) {
+	t.Parallel()
+	mounts := []host.Mount{
+		{Point: "/", Device: "0:50", Root: "/"}, {Point: "/dev/shm", Device: "0:60", Root: "/"},
+		{Point: "/workdir", Device: "7:3", Root: "/builds/x"}, {Point: "/data", Device: "7:3", Root: "/builds/x/data"},
+		{Point: "/src", Device: "7:3", Root: "/builds/x"}, {Point: "/other", Device: "7:3", Root: "/builds/xy"},
+		{Point: "/disk", Device: "7:3", Root: "/"}, {Point: "/model", Device: "8:1", Root: "/builds/x"},
+	}
+	for dir, want := range map[string][]string{
+		"/workdir": {"/workdir", "/data", "/src", "/disk/builds/x"}, "/workdir/sub": {"/workdir/sub", "/src/sub", "/disk/builds/x/sub"},
+		"/dev/shm": {"/dev/shm"}, "/tmp": {"/tmp"},
+	} {
+		must.Equal(t, want, everywhere(mounts, []string{dir}))
+	}
 }
