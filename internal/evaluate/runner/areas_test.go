@@ -1,12 +1,18 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-mode/kbnode/test/must"
 )
@@ -313,5 +319,27 @@ func TestOpenPipes(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestTimesOfOthers leaves no program's time in a directory of root's in which everyone may write, as /dev/shm is.
+func TestTimesOfOthers(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to act as another user")
+	}
+	dir := t.TempDir()
+	program := time.Now().Add(-time.Hour)
+	must.Do(t, errors.Join(os.Chmod(dir, 0o777|os.ModeSticky), os.Chtimes(dir, program, program)))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = unix.Setfsuid(65534)
+	err := stamp{times: [2]syscall.Timespec{{Sec: 1}, {Sec: 1}}}.setTimes(dir)
+	_ = unix.Setfsuid(0)
+	must.Err(t, err, "operation not permitted")
+	info, err := os.Stat(dir)
+	must.Do(t, err)
+	if age := time.Since(info.ModTime()); age > time.Minute {
+		t.Errorf("the last write was %v ago, when the program wrote", age)
 	}
 }

@@ -82,8 +82,8 @@ func sumOf(name string) (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(h.Sum(nil)), nil
 }
 
-// restore puts back what a directory had, so that it can be read. Its own changes, such as those of the
-// times, are no matter where the user may not undo them: then programs could not choose them either.
+// restore puts back what a directory had, so that it can be read. Its own changes are no matter where the user may not
+// undo them.
 func (s stamp) restore(dir string, now stamp) error {
 	var errs []error
 	if s.owner != now.owner {
@@ -96,8 +96,15 @@ func (s stamp) restore(dir string, now stamp) error {
 	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return err == nil || errors.Is(err, fs.ErrPermission) })...)
 }
 
+// setTimes puts back the times. Where others own the directory, as they do /dev/shm, it makes them those of this moment: a program
+// chose when it wrote there last.
 func (s stamp) setTimes(dir string) error {
-	return os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix()))
+	err := os.Chtimes(dir, time.Unix(s.times[0].Unix()), time.Unix(s.times[1].Unix()))
+	if errors.Is(err, fs.ErrPermission) {
+		now := unix.Timespec{Nsec: unix.UTIME_NOW}
+		_ = unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{now, now}, unix.AT_SYMLINK_NOFOLLOW) // as far as it may
+	}
+	return err
 }
 
 // settle puts back the mode and the times of a directory that is done, as far as the user may, and notes when.
