@@ -29,12 +29,15 @@ var readingIoctls = []uint32{
 	unix.FICLONE, unix.FICLONERANGE, // into a file that is open for writing
 }
 
+// setDelegation is F_SETDELEG of linux/fcntl.h since 6.19: a lease of a directory, too.
+const setDelegation = 1040
+
 // decideFcntl decides about fcntl. A file's owner gets signals, any signal with F_SETSIG; a terminal with O_ASYNC
 // sends them to its foreground group, which is the runner's, without an owner being set. A lease holds up the
 // next process that opens the file, and a hint stays with it.
 func decideFcntl(f *filter) {
 	f.loadArg(1)
-	f.oneOf([]uint32{unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETSIG, unix.F_SETLEASE, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT}, 1)
+	f.oneOf([]uint32{unix.F_SETOWN, unix.F_SETOWN_EX, unix.F_SETSIG, unix.F_SETLEASE, setDelegation, unix.F_SET_RW_HINT, unix.F_SET_FILE_RW_HINT}, 1)
 	f.fail(unix.EPERM)
 	f.skipIfNot(unix.F_SETFL, 4)
 	f.loadArg(2)
