@@ -59,7 +59,7 @@ func (g *guard) provide(ctx context.Context, engine docker.Info, spec *job.Spec,
 		return before, err
 	}
 	err = g.registries.mayPull(ctx, image)
-	if lost, is := errors.AsType[*unresolvedError](err); is && !lost.absent {
+	if lost, is := errors.AsType[*unresolvedError](err); is && !lost.absent || errors.Is(err, errOwnAddresses) {
 		return before, err
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"net/http"
@@ -353,6 +354,22 @@ func TestRegistryWithoutAddress(t *testing.T) {
 		if (o.Refused != "") != absent || !strings.Contains(why(o), want) || r.engine.asked("POST /v1.45/images/create") > 0 {
 			t.Errorf("%+v", o)
 		}
+	}
+}
+
+// TestUnreadAddresses makes it the node's fault that its own addresses cannot be read.
+func TestUnreadAddresses(t *testing.T) {
+	t.Parallel()
+	r := ready(t, func(r *rig) {
+		r.adjust = func(g *guard) {
+			g.registries.lookup = func(context.Context, string) ([]netip.Addr, error) {
+				return []netip.Addr{netip.MustParseAddr("93.184.215.14")}, nil
+			}
+			g.registries.own = func() ([]net.Addr, error) { return nil, errors.New("too many open files") }
+		}
+	})
+	if o := r.try(t, func(s *job.Spec) { s.Image = "reg.example/absent" }); !strings.Contains(o.NodeFault, "too many open files") || r.engine.asked("POST /v1.45/images/create") > 0 {
+		t.Errorf("%+v", o)
 	}
 }
 

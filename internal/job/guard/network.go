@@ -170,6 +170,9 @@ func (e *unresolvedError) Error() string {
 	return fmt.Sprintf("DNS does not say where the registry %.255q is (%s), and it may be no public one; try again, or ask the node's operator to list it in job.private_registries", e.registry, e.why)
 }
 
+// errOwnAddresses is the node's fault, not the job's.
+var errOwnAddresses = errors.New("list the node's addresses")
+
 // mayPull refuses an image whose registry is not public, or perhaps not, unless the operator lists it. It allows
 // Docker Hub, which is where the engine's configuration says.
 func (r registries) mayPull(ctx context.Context, image string) error {
@@ -199,7 +202,7 @@ func (r registries) mayPull(ctx context.Context, image string) error {
 	}
 	own, err := r.own()
 	if err != nil {
-		return fmt.Errorf("list the node's addresses: %w", err)
+		return errors.Join(errOwnAddresses, err)
 	}
 	for _, a := range addrs {
 		if !public(a) || slices.ContainsFunc(own, func(o net.Addr) bool { return isAddr(o, a) }) {

@@ -177,7 +177,10 @@ func TestConfine(t *testing.T) {
 		} else {
 			must.Err(t, err, row.want)
 		}
-		masked := slices.Contains(h.MaskedPaths, "/run/nvidia-persistenced/socket") && slices.Contains(h.MaskedPaths, "/proc/kcore")
+		masked := true
+		for _, path := range []string{"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps", "/proc/kcore"} {
+			masked = masked && slices.Contains(h.MaskedPaths, path)
+		}
 		if slices.Contains(h.SecurityOpt, "apparmor=kbnode-job-1") != row.profile || err == nil && (!masked || slices.Contains(h.ReadonlyPaths, "/proc/driver") == row.profile) {
 			t.Errorf("%s: %+v", what, h)
 		}

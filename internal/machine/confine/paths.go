@@ -19,9 +19,13 @@ var (
 
 		"/proc/bus/pci", "/proc/kpagecgroup", "/proc/kpagecount", "/proc/kpageflags", "/proc/vmcore",
 	}
-	// What NVIDIA's container toolkit mounts into every container. Everyone may connect, and the daemon asks no one who he is:
-	// it would end the persistence mode of any GPU, or take its memory off line. A mount that is read-only does not prevent it.
-	sockets       = []string{"/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"}
+	// What NVIDIA's container toolkit mounts into every container (discover.NewIPCDiscoverer in its internal/discover/ipc.go). Everyone
+	// may connect, and the daemons ask no one who he is: they would end the persistence mode of any GPU, take its memory off line, or
+	// take GPUs from the NVSwitches. A mount that is read-only does not prevent it. The directory is the node's, and open to all slots.
+	services = []string{
+		"/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket",
+		"/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps",
+	}
 	readonlyPaths = []string{
 		"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger",
 
@@ -30,7 +34,7 @@ var (
 )
 
 // Masked returns what to mask in every container.
-func Masked() []string { return slices.Concat(maskedPaths, sockets) }
+func Masked() []string { return slices.Concat(maskedPaths, services) }
 
 // Paths returns what to mask and what to make read-only in a container without a profile, on the
 // machine whose /proc and /sys these are.
