@@ -102,12 +102,7 @@ func imageProven(ctx context.Context, m *Machine) Answer {
 func imageUpdate(ctx context.Context, m *Machine) Answer {
 	s := m.Images
 	var all []Finding
-	since := time.Time{}
-	if s.Current != nil {
-		since = s.Current.Since
-	}
-	if len(s.Refused) > 0 && s.Refused[0].Time.After(since) {
-		r := s.Refused[0]
+	if r := s.Rejected(); r != nil {
 		all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
 			Advise("fix the image and push it; cron tries the next one, and sudo %s tries this one again", updateImage))
 	}

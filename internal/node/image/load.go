@@ -42,6 +42,9 @@ func (u *Updater) Load(ctx context.Context, a Archive, o Options) (Result, error
 		u.state.Installed = a.SHA256
 		err = u.save()
 	}
+	if ctx.Err() == nil {
+		err = errors.Join(err, u.remember(err, o))
+	}
 	return r, err
 }
 

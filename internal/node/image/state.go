@@ -92,6 +92,22 @@ type State struct {
 	Installed string `json:"installed,omitempty"`
 	// RefusedArchives are the SHA-256 of archives whose image was refused or rolled back, however it came, newest first.
 	RefusedArchives []string `json:"refused_archives,omitempty"`
+	// Failed is why the last unattended update ended with an error; nil if it did not, or one by hand has succeeded since.
+	Failed *Failure `json:"failed,omitempty"`
+}
+
+// Failure is an update that ended with an error, which says nothing of an image.
+type Failure struct {
+	Reason string    `json:"reason"`
+	Time   time.Time `json:"time"`
+}
+
+// Rejected returns the newest refusal if it came after the current image; nil if there is none.
+func (s State) Rejected() *Refusal {
+	if len(s.Refused) == 0 || s.Current != nil && !s.Refused[0].Time.After(s.Current.Since) {
+		return nil
+	}
+	return &s.Refused[0]
 }
 
 // Read reads a node's state from its directory. A missing file is an empty State.

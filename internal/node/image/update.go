@@ -11,24 +11,41 @@ import (
 	"github.com/gpu-mode/kbnode/internal/machine/docker"
 	"github.com/gpu-mode/kbnode/internal/node/events"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Update points the name to what its registry has now, or to Options.From, if a canary
 // passes. After an error the name keeps pointing to what it did.
 func (u *Updater) Update(ctx context.Context, o Options) (Result, error) {
-	r, err := u.update(ctx, o)
+	release, err := u.open(ctx)
+	var r Result
+	if err == nil {
+		defer release()
+		r, err = u.update(ctx, o)
+		if ctx.Err() == nil {
+			err = errors.Join(err, u.remember(err, o))
+		}
+	}
 	if _, locked := errors.AsType[*reconcile.LockedError](err); err != nil && o.Auto && !locked && ctx.Err() == nil {
 		u.note(events.Warn, "%s was not updated: %v", u.Name, err) // no one reads the error
 	}
 	return r, err
 }
 
-func (u *Updater) update(ctx context.Context, o Options) (Result, error) {
-	release, err := u.open(ctx)
-	if err != nil {
-		return Result{}, err
+// remember stores how an update ended, for those who do not read its error.
+func (u *Updater) remember(err error, o Options) error {
+	switch {
+	case err != nil && o.Auto:
+		u.state.Failed = &Failure{Reason: text.Line(err.Error(), maxReason), Time: now()}
+	case err == nil && !o.Check && u.state.Failed != nil:
+		u.state.Failed = nil
+	default:
+		return nil
 	}
-	defer release()
+	return u.save()
+}
+
+func (u *Updater) update(ctx context.Context, o Options) (Result, error) {
 	if name, err := docker.ParseRef(o.From); err == nil && name == u.fullName() {
 		o.From = ""
 	}

@@ -732,16 +732,34 @@ func TestEvents(t *testing.T) {
 	w.registry[name], w.bad[id(2)] = digest(2), true
 	mustDo(t, ActionRefused)(u.Update(t.Context(), auto))
 	mustDo(t, ActionSkipped)(u.Update(t.Context(), auto))
-	delete(w.registry, name)
-	for _, o := range []Options{auto, {}} {
-		_, err := u.Update(t.Context(), o)
-		must.Err(t, err, "the registry refuses it")
+	failed := func(want string) {
+		t.Helper()
+		s, err := Read(dir)
+		must.Do(t, err)
+		reason := ""
+		if s.Failed != nil {
+			reason = s.Failed.Reason
+		}
+		if !strings.Contains(reason, want) || (want == "") != (reason == "") {
+			t.Errorf("the last failure is %q, want %q", reason, want)
+		}
 	}
 	stopped, stop := context.WithCancel(t.Context())
 	stop()
 	_, _ = u.Update(stopped, auto)
+	delete(w.registry, name)
+	failed("")
+	for _, o := range []Options{{}, auto, {Check: true}} {
+		_, err := u.Update(t.Context(), o)
+		must.Err(t, err, "the registry refuses it")
+		failed(map[bool]string{true: "the registry refuses it"}[o != Options{}])
+	}
 	w.registry[name] = digest(3)
+	_, err := u.Update(t.Context(), Options{Check: true})
+	must.Do(t, err)
+	failed("the registry refuses it")
 	mustDo(t, ActionUpdated)(u.Update(t.Context(), auto))
+	failed("")
 	mustDo(t, ActionBack)(u.Rollback(t.Context(), "it is slow"))
 	var got []string
 	must.Do(t, u.Events.Read(func(e events.Event) {

@@ -44,11 +44,11 @@ type Exporter struct {
 
 	mu sync.Mutex // held while metrics change together, and while they are read
 
-	slotInfo, slotState, slotDrained, verdicts *prometheus.GaugeVec
-	imageInfo, imageSince                      *prometheus.GaugeVec
-	passes, changes, implausible               *prometheus.CounterVec
-	waiting, lastPass, lastGood                prometheus.Gauge
-	counted                                    map[string]int // of implausible, by slot
+	slotInfo, slotState, slotDrained, verdicts  *prometheus.GaugeVec
+	imageInfo, imageSince, imageFailed, loanEnd *prometheus.GaugeVec
+	passes, changes, implausible                *prometheus.CounterVec
+	waiting, lastPass, lastGood                 prometheus.Gauge
+	counted                                     map[string]int // of implausible, by slot
 
 	gpus gpuMetrics
 	busy busyTime
@@ -86,6 +86,8 @@ func New(o Options) *Exporter {
 
 	e.imageInfo = gauge("kbnode_image_info", "The jobs' image in use; always 1.", "name", "digest")
 	e.imageSince = gauge("kbnode_image_since_timestamp_seconds", "When the image in use arrived on this node.")
+	e.imageFailed = gauge("kbnode_image_update_failed", "Whether the last unattended update of the image ended with an error, or an image was refused or rolled back since the one in use came.")
+	e.loanEnd = gauge("kbnode_loan_end_timestamp_seconds", "From when on slots take no jobs.")
 
 	e.passes = counter("kbnode_passes_total", "Passes of the daemon over the node.", "kind", "result")
 	e.changes = counter("kbnode_changes_total", "Changes that passes made to the node.", "kind")
@@ -113,6 +115,9 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	}
 	e.mu.Lock()
 	e.pass(s)
+	if e.loanEnd.Reset(); s.Plan != nil && !s.Plan.LoanUntil.IsZero() {
+		e.loanEnd.WithLabelValues().Set(seconds(s.Plan.LoanUntil))
+	}
 	e.slots(s)
 	e.gpus.record(s)
 	e.busy.record(s)
@@ -193,6 +198,9 @@ func (e *Exporter) countImplausible(slot string, n int) {
 func (e *Exporter) image(s image.State) {
 	e.imageInfo.Reset()
 	e.imageSince.Reset()
+	if e.imageFailed.Reset(); s.Name != "" {
+		e.imageFailed.WithLabelValues().Set(number(s.Failed != nil || s.Rejected() != nil))
+	}
 	if s.Current == nil {
 		return
 	}

@@ -61,7 +61,7 @@ func running(k int, job string, since time.Time) slot.State {
 
 // full is a pass over a node that has a bit of everything.
 func full() daemon.Snapshot {
-	p := &plan.Plan{Slots: systemdtest.Slots(4)}
+	p := &plan.Plan{Slots: systemdtest.Slots(4), LoanUntil: noon.Add(36 * time.Hour)}
 	for i := range p.Slots {
 		p.Slots[i].GPUs = []plan.SlotGPU{p.Slots[i].GPUs[0]}
 		p.Slots[i].GPUs[0].Number, p.Slots[i].GPUs[0].PCI = i, fmt.Sprintf("0000:%02x:00.0", 16+i)
@@ -115,6 +115,51 @@ func TestText(t *testing.T) {
 		}
 	}
 	must.Golden(t, "testdata/metrics.txt", *update, got)
+}
+
+// TestImageFailed tells the last update that ended with an error from one that refused its image, and both from an old refusal.
+func TestImageFailed(t *testing.T) {
+	t.Parallel()
+	refused := func(at time.Duration) []image.Refusal {
+		return []image.Refusal{{Digest: "sha256:d2", Time: noon.Add(at)}}
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(s *image.State)
+		want   string
+	}{
+		{"fine", func(*image.State) {}, "0"},
+		{"an error", func(s *image.State) { s.Failed = &image.Failure{Reason: "no registry"} }, "1"},
+		{"refused since", func(s *image.State) { s.Refused = refused(-time.Hour) }, "1"},
+		{"refused before", func(s *image.State) { s.Refused = refused(-72 * time.Hour) }, "0"},
+		{"refused without another", func(s *image.State) { s.Refused, s.Current = refused(-72*time.Hour), nil }, "1"},
+	} {
+		e := New(Options{Images: func() (image.State, error) {
+			s, err := images()
+			tt.change(&s)
+			return s, err
+		}})
+		e.Publish(full())
+		if got := samples(t, e, "kbnode_image_update_failed"); len(got) != 1 || got[0] != "kbnode_image_update_failed "+tt.want {
+			t.Errorf("%s: %q", tt.name, got)
+		}
+	}
+}
+
+// TestLoanEnd has no sample once the configuration names no end.
+func TestLoanEnd(t *testing.T) {
+	t.Parallel()
+	e := New(Options{})
+	e.Publish(full())
+	if got := samples(t, e, "kbnode_loan_end_timestamp_seconds"); len(got) != 1 {
+		t.Errorf("lent: %q", got)
+	}
+	s := full()
+	s.Plan.LoanUntil = time.Time{}
+	e.Publish(s)
+	if got := samples(t, e, "kbnode_loan_end_timestamp_seconds"); len(got) != 0 {
+		t.Errorf("not lent: %q", got)
+	}
 }
 
 // TestImplausible counts on when a slot's count begins again, as after a boot.
