@@ -251,3 +251,19 @@ func TestSubmitProgress(t *testing.T) {
 		}
 	})
 }
+
+// TestSubmitWaits says each minute that a build still waits where no line counts the seconds.
+func TestSubmitWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var b strings.Builder
+		p := operator.NewSubmitProgress(&term.Progress{S: term.Streams{Err: &b}})
+		p.Show(0, submit.Status{State: "waiting", Build: 7, URL: "http://b/7", Since: time.Now()})
+		time.Sleep(150 * time.Second)
+		p.Show(0, submit.Status{State: "running", Build: 7, Agent: "n-gpu3", Since: time.Now()})
+		time.Sleep(61 * time.Second)
+		p.Stop()
+		must.Equal(t, "  build 7: http://b/7\n  build 7: waiting, 60 s\n  build 7: waiting, 120 s\n"+
+			"  build 7: running on n-gpu3\n  build 7: running on n-gpu3, 60 s\n", b.String())
+	})
+}

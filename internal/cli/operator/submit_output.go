@@ -21,12 +21,13 @@ import (
 )
 
 // SubmitProgress shows the status of one build: on a terminal as one line that counts the
-// seconds, otherwise as a line for each change.
+// seconds, otherwise as a line for each change, and each minute without one.
 type SubmitProgress struct {
 	*term.Progress
 	Stop func() // may be called more than once
 
 	status atomic.Pointer[submit.Status]
+	said   atomic.Pointer[time.Time] // when it was last shown where there is no terminal
 }
 
 // NewSubmitProgress shows a build on a line until Stop.
@@ -41,7 +42,7 @@ func NewSubmitProgress(line *term.Progress) *SubmitProgress {
 	}
 	done.Go(func() {
 		for limit.Sleep(ctx, time.Second) == nil {
-			p.refresh("")
+			p.refresh("", time.Now())
 		}
 	})
 	return p
@@ -62,7 +63,7 @@ func (p *SubmitProgress) Show(_ int, st submit.Status) {
 		}
 		fixed = ""
 	}
-	p.refresh(fixed)
+	p.refresh(fixed, time.Now())
 }
 
 // Trouble reports an error that is retried.
@@ -71,10 +72,20 @@ func (p *SubmitProgress) Trouble(why string, pause time.Duration) {
 }
 
 // refresh shows the status and its age; fixed is for what is no terminal.
-func (p *SubmitProgress) refresh(fixed string) {
-	if st := p.status.Load(); st != nil && st.State != "" {
-		p.Progress.Show(fmt.Sprintf("%s, %d s", buildStatus(*st), int(time.Since(st.Since).Seconds())), fixed)
+func (p *SubmitProgress) refresh(fixed string, now time.Time) {
+	st := p.status.Load()
+	if st == nil || st.State == "" {
+		return
 	}
+	moving := fmt.Sprintf("%s, %d s", buildStatus(*st), int(now.Sub(st.Since).Seconds()))
+	switch last := p.said.Load(); {
+	case fixed != "" || last == nil:
+		p.said.Store(&now)
+	case now.Sub(*last) >= time.Minute:
+		fixed = moving
+		p.said.Store(&now)
+	}
+	p.Progress.Show(moving, fixed)
 }
 
 func buildStatus(st submit.Status) string {
