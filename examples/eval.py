@@ -309,6 +309,15 @@ def hide():
         print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
+def die_with_parent():
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (ImportError, OSError, AttributeError, TypeError):
+        pass  # it ends with its program
+
+
 # The worker's side. It belongs to the submission: nothing that it says counts but the bytes of an output, and an error.
 
 
@@ -538,7 +547,8 @@ class Worker:
         else:
             fenced = WORKER in os.environ
             numbers = (3, 4) if fenced else (self.memory.fd, theirs.fileno())
-            argv = [sys.executable, "-c", f"{program}\n\nworker{numbers}\n"]
+            start = "" if fenced else "die_with_parent()\n"  # else the runner ends it
+            argv = [sys.executable, "-c", f"{program}\n\n{start}worker{numbers}\n"]
             self.process = Fenced(argv, [self.memory.fd, theirs.fileno()], setup["cores"][1:]) if fenced else Bare(argv, numbers)
             text = json.dumps(setup).encode()
             try:
@@ -756,7 +766,7 @@ def run(program, case, setup, mode):
     worker = Worker(program, case, setup)
     try:
         worker.ready()
-        raw, disturbed, last = calls(case, worker, timed)
+        raw, disturbed, waited, last = calls(case, worker, timed)
     finally:
         worker.end()
     if not timed:
@@ -765,15 +775,15 @@ def run(program, case, setup, mode):
     handover = shortest(case, setup, last, int(min(known["median"], LONGEST_PAUSE)))
     times = [t - min(handover, MOST * t) for t in raw]
     return statistics(times) | {
-        "handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "disturbed": disturbed,
+        "handover": float(handover), "raw.mean": known["mean"], "raw.best": known["best"], "raw.worst": known["worst"], "disturbed": disturbed, "waited": waited,
         "calls": " ".join(f"{t:.0f}" for t in times),  # MAX_RUNS at most
     }
 
 
 def calls(case, worker, timed):
-    """Returns what calls took, in how many this process lost its core, and the last input. All of them count: a submission
-    could disturb those that were slow."""
-    raw, call, disturbed, spent, packed = [], 0, 0, 0.0, None
+    """Returns what calls took, in how many this process lost its core, the nanoseconds in which the submission kept it waiting
+    before them, and the last input. All of them count: a submission could disturb those that were slow."""
+    raw, call, disturbed, waited, spent, packed = [], 0, 0, 0, 0.0, None
     while True:
         begin = time.monotonic()
         last, (data, packed) = packed, case.packed(call)
@@ -784,15 +794,16 @@ def calls(case, worker, timed):
         slept = time.monotonic() - slept
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         elapsed = worker.call(packed)
-        disturbed += timed and switches != resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        disturbed += timed and call > 0 and switches != resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         if error := case.wrong(data, worker):
             raise Unfit(error if call == 0 else f"call {call + 1} of the same case: {error}")
         call += 1
         if not timed:
             break
-        spent += time.monotonic() - begin - slept
         if call == 1:
-            continue  # it warms up
+            continue  # it warms up, and takes no time from those that count
+        spent += time.monotonic() - begin - slept
+        waited += max(0, int(slept * 1e9) - WARM_UP - elapsed)
         raw.append(elapsed)
         if len(raw) < MIN_RUNS:
             continue
@@ -800,7 +811,7 @@ def calls(case, worker, timed):
         enough = known["err"] < ENOUGH * known["mean"] and len(raw) >= ENOUGH_RUNS
         if enough or len(raw) == MAX_RUNS or spent > MAX_SECONDS:
             break
-    return raw, disturbed, packed
+    return raw, disturbed, waited, packed
 
 
 def shortest(case, setup, packed, length):
@@ -906,15 +917,6 @@ def supervise(report, last, work):
     for line in f"{last}.status: fail", f"{last}.error: {why}", "check: fail":
         print(line, file=report, flush=True)
     return VALIDATE_FAIL if code < 0 else code
-
-
-def die_with_parent():
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (ImportError, OSError, AttributeError, TypeError):
-        pass  # it ends with its program
 
 
 if __name__ == "__main__":

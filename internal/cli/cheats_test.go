@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/gpu-mode/kbnode/internal/cli/operator"
+	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/arena"
 	"github.com/gpu-mode/kbnode/internal/evaluate/payload"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -32,6 +35,16 @@ func TestCheats(t *testing.T) {
 	if r.code != 0 || !report.OK || len(report.Attacks) != 1 || report.Attacks[0].Outcome != arena.Broken || report.Attacks[0].Verdict != "NameError: name 'no_name' is not defined" {
 		t.Errorf("exit code %d, %+v", r.code, report)
 	}
+}
+
+// TestCheatsHandover says of a problem whose calls are short what no attack tries.
+func TestCheatsHandover(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	operator.PrintCheats(term.Streams{Out: &out}, &arena.Report{Problem: "p", Handover: []float64{0.049, 0.654}})
+	_, says, _ := strings.Cut(out.String(), "not tried.\n")
+	must.Equal(t, "Benchmark 1: the judge's copies take 65 % of an honest call, and no attack here works meanwhile. One that does\n"+
+		"may be as much faster: make calls longer, or data smaller, until it is 5 % (docs/problems.md, Choose sizes).\n", says)
 }
 
 func TestCheatsRefused(t *testing.T) {

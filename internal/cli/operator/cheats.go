@@ -141,7 +141,7 @@ func (f *cheatFlags) run(ctx context.Context, s term.Streams, args []string) err
 	if err != nil {
 		return err
 	}
-	return term.ExitUnless(report.OK, cheatsDoc.Print(s, f.asJSON, report, func() { printCheats(s, report) }))
+	return term.ExitUnless(report.OK, cheatsDoc.Print(s, f.asJSON, report, func() { PrintCheats(s, report) }))
 }
 
 // atOnce returns how many evaluations run at once. Those that share a GPU would disturb each other.
@@ -203,7 +203,8 @@ func printCorpus(s term.Streams, c *arena.Corpus) {
 	t.Print()
 }
 
-func printCheats(s term.Streams, r *arena.Report) {
+// PrintCheats prints how the attacks fared, and what they leave out.
+func PrintCheats(s term.Streams, r *arena.Report) {
 	header := []string{"", "Kind", "Attack", "Claimed", "Honest", "Ratio", "Tries", "Verdict"}
 	witness := slices.ContainsFunc(r.Attacks, func(row arena.Row) bool { return row.Witness != "" })
 	if witness {
@@ -235,6 +236,12 @@ func printCheats(s term.Streams, r *arena.Report) {
 	}
 	term.Printf(s.Out, "\nProblem %s: of %s, %d won, %d were stopped, %d are broken, %d were skipped, %d were not tried.\n", text.Line(r.Problem, 60),
 		text.Count(len(r.Attacks), "attack"), r.Counts[arena.Won], r.Counts[arena.Stopped], r.Counts[arena.Broken], r.Counts[arena.Skipped], r.Counts[arena.Untried])
+	for i, share := range r.Handover {
+		if share > arena.MaxHandover {
+			term.Printf(s.Out, "Benchmark %d: the judge's copies take %.0f %% of an honest call, and no attack here works meanwhile. One that does\n"+
+				"may be as much faster: make calls longer, or data smaller, until it is 5 %% (docs/problems.md, Choose sizes).\n", i, 100*share)
+		}
+	}
 }
 
 // nanoseconds returns a time with three digits, such as 383 µs.

@@ -325,6 +325,25 @@ func TestRun(t *testing.T) {
 	must.Equal(t, 3, len(seeds))
 }
 
+// TestHandover says what share of a call the copies take, if the judge reports numbers.
+func TestHandover(t *testing.T) {
+	t.Parallel()
+	for want, said := range map[string][]string{
+		"[0.65 0.01]": {"benchmark.0.handover", "13", "benchmark.0.raw.mean", "20", "benchmark.1.handover", "1", "benchmark.1.raw.mean", "100"},
+		"[1]":         {"benchmark.0.handover", "30", "benchmark.0.raw.mean", "20"},
+		"[]":          {"benchmark.0.handover", "13"},
+		"[] ":         {"benchmark.0.handover", "13", "benchmark.0.raw.mean", "0"},
+		"[]  ":        {"benchmark.0.handover", "inf", "benchmark.0.raw.mean", "20"},
+		"[]   ":       {"benchmark.0.handover", "nan", "benchmark.0.raw.mean", "nan"},
+	} {
+		r := report("1000", "1000", "1000", "1000")
+		for i := 0; i < len(said); i += 2 {
+			r.Runs.Get(Mode).Run.Result.Set(said[i], said[i+1])
+		}
+		must.Equal(t, strings.TrimSpace(want), fmt.Sprint(handover(r)))
+	}
+}
+
 func TestHonestRefused(t *testing.T) {
 	t.Parallel()
 	p, honest := read(t, "testdata/in-process")

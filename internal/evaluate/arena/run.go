@@ -45,14 +45,17 @@ const Schema = 1
 
 // Report is the result of all attacks on a problem.
 type Report struct {
-	Schema  int               `json:"schema"`
-	Time    time.Time         `json:"time"` // when the run began
-	Problem string            `json:"problem"`
-	OK      bool              `json:"ok"` // no attack won, and all were tried
-	Counts  map[Outcome]int   `json:"counts"`
-	Honest  []float64         `json:"honest_ns"` // best time of each benchmark
-	Attacks []Row             `json:"attacks"`
-	Cures   map[string]string `json:"cures"` // of the kinds of attacks that won: what would stop them
+	Schema  int             `json:"schema"`
+	Time    time.Time       `json:"time"` // when the run began
+	Problem string          `json:"problem"`
+	OK      bool            `json:"ok"` // no attack won, and all were tried
+	Counts  map[Outcome]int `json:"counts"`
+	Honest  []float64       `json:"honest_ns"` // best time of each benchmark
+	// Handover is what share of a call of the honest submission the judge's copies take in each benchmark. A submission that works
+	// while they are made may be as much faster. It is absent if the judge does not report it.
+	Handover []float64         `json:"handover_share,omitempty"`
+	Attacks  []Row             `json:"attacks"`
+	Cures    map[string]string `json:"cures"` // of the kinds of attacks that won: what would stop them
 }
 
 // The default limit of an evaluation: so many times the honest one's time, but not less than some time.
@@ -71,17 +74,17 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, fmt.Errorf("%w: it is not in Python, and the attacks are; choose a problem whose submissions are", ErrHonest)
 	}
 	begin := time.Now()
-	first, system, err := o.honest(ctx)
+	first, err := o.honest(ctx)
 	if err != nil {
 		return nil, err
 	}
-	r.Honest = first
+	r.Honest, r.Handover = times(first, "best"), handover(first)
 	if o.Limit == 0 && !o.OnQueue {
 		o.Limit = max(minLimit, limitFactor*time.Since(begin))
 	}
 	var tried []Attack
 	for _, a := range o.Corpus.Attacks {
-		if why := lacks(a.Needs, system); why != "" {
+		if why := lacks(a.Needs, first.System); why != "" {
 			r.add(o, Row{Attack: a.Name, Kind: a.Kind, Tries: a.Tries, Source: a.Source, Outcome: Skipped, Verdict: why})
 		} else {
 			tried = append(tried, a)
@@ -97,30 +100,45 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// honest evaluates the honest submission and returns the best time of each benchmark.
-func (o Options) honest(ctx context.Context) (best []float64, system *result.System, err error) {
+// MaxHandover is the share of a call above which docs/problems.md asks for longer calls.
+const MaxHandover = 0.05
+
+// handover returns Report.Handover.
+func handover(r *result.Result) (shares []float64) {
+	raw := times(r, "raw.mean")
+	for i, ns := range times(r, "handover") {
+		if i == len(raw) || !(raw[i] > 0) || !(ns >= 0) || math.IsInf(ns, 1) {
+			return nil
+		}
+		shares = append(shares, min(ns/raw[i], 1))
+	}
+	return shares
+}
+
+// honest evaluates the honest submission.
+func (o Options) honest(ctx context.Context) (*result.Result, error) {
 	t, err := o.trial("honest", o.Honest)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var e Evaluation
 	o.Evaluate(ctx, []Trial{t}, func(_ int, got Evaluation) { e = got })
 	switch {
 	case ctx.Err() != nil:
-		return nil, nil, fmt.Errorf("evaluate the honest submission: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("evaluate the honest submission: %w", context.Cause(ctx))
 	case e.TimedOut:
-		return nil, nil, fmt.Errorf("%w: it was ended after %s; allow more with --timeout", ErrHonest, o.Limit)
+		return nil, fmt.Errorf("%w: it was ended after %s; allow more with --timeout", ErrHonest, o.Limit)
 	case e.Err != nil:
-		return nil, nil, fmt.Errorf("evaluate the honest submission: %w", e.Err)
+		return nil, fmt.Errorf("evaluate the honest submission: %w", e.Err)
 	}
 	if why, ok := passed(e.Result); !ok {
-		return nil, nil, fmt.Errorf("%w: %s; fix it, or name another one", ErrHonest, text.Line(why, 300))
+		return nil, fmt.Errorf("%w: %s; fix it, or name another one", ErrHonest, text.Line(why, 300))
 	}
-	best = times(e.Result, "best")
+	best := times(e.Result, "best")
 	if len(best) == 0 || slices.ContainsFunc(best, func(ns float64) bool { return !(ns > 0) || math.IsInf(ns, 1) }) {
-		return nil, nil, fmt.Errorf("%w: the problem reports no benchmark.0.best above 0; report it, as kernelbot's eval.py does", ErrHonest)
+		return nil, fmt.Errorf("%w: the problem reports no benchmark.0.best above 0; report it, as kernelbot's eval.py does", ErrHonest)
 	}
-	return best, e.Result.System, nil
+	return e.Result, nil
 }
 
 func (o Options) trial(name, submission string) (Trial, error) {
@@ -186,10 +204,11 @@ func (r *Report) confirm(ctx context.Context, o Options) error {
 	if len(again) == 0 || ctx.Err() != nil {
 		return nil
 	}
-	best, _, err := o.honest(ctx)
+	second, err := o.honest(ctx)
 	if err != nil {
 		return err
 	}
+	best := times(second, "best")
 	for i := range min(len(best), len(r.Honest)) {
 		r.Honest[i] = min(r.Honest[i], best[i])
 	}

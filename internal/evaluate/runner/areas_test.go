@@ -330,7 +330,7 @@ func TestTimesOfOthers(t *testing.T) {
 	}
 	dir := t.TempDir()
 	program := time.Now().Add(-time.Hour)
-	must.Do(t, errors.Join(os.Chmod(dir, 0o777|os.ModeSticky), os.Chtimes(dir, program, program)))
+	must.Do(t, errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777|os.ModeSticky), os.Chtimes(dir, program, program)))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_ = unix.Setfsuid(65534)

@@ -515,6 +515,35 @@ def custom_kernel(data):
 	}
 }
 
+// TestWorkerTakesNoTime has a submission use up the time of its calls in the first one, which does not count, and be late before
+// those that do.
+func TestWorkerTakesNoTime(t *testing.T) {
+	t.Parallel()
+	config := judgeConfig(t, honest+`
+calls = [0]
+def custom_kernel(data):
+    calls[0] += 1
+    if calls[0] == 1: time.sleep(1.2)
+    elif words[GO] & 1 and calls[0] < 20: time.sleep(0.05)
+    for _ in range(1 + calls[0] % 2): result = honest(data) # the mean is not known early
+    return result
+`, "benchmark")
+	sources, _ := config["sources"].(map[string]string)
+	short := strings.Replace(sources["eval.py"], "\nMAX_SECONDS = 10 ", "\nMAX_SECONDS = 1 ", 1)
+	must.Equal(t, true, short != sources["eval.py"])
+	sources["eval.py"] = short
+	j := newConfigJob(t, config)
+	_, result := j.run(t)
+	run := at(result, "runs", "benchmark", "run")
+	number := func(key string) int {
+		n, _ := strconv.Atoi(fmt.Sprint(at(run, "result", "benchmark.0."+key)))
+		return n
+	}
+	if number("runs") < 10 || number("waited") < 200_000_000 || number("disturbed") > number("runs") {
+		t.Errorf("%v\n%s", run, j.stderr.String())
+	}
+}
+
 // TestJudgeWarmsUp has a submission tell that it is called again with an input that it had, before one that counts. If
 // cores slept until then, one that spins between its calls, or calls itself, would be faster than another with the same kernel.
 func TestJudgeWarmsUp(t *testing.T) {
