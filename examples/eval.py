@@ -660,17 +660,31 @@ class Worker:
         return clock() - begin
 
 
+class Faulty(Exception):
+    """Says what is wrong with the problem."""
+
+
 class Case:
     """One line of the cases."""
 
     def __init__(self, reference, spec, values, base):
+        for name in "make", "output", "check":
+            if not callable(getattr(reference, name, None)):
+                raise Faulty(f"reference.py has no function {name}, which the judge calls")
         self.reference, self.base, self.sizes, self.output_sizes = reference, base, [0, 0], [0, 0]
         self.values = {k: v for k, v in values.items() if k != "seed"}
         try:
             example = self.make(0), reference.output(**self.values)
             self.input, self.output = describe(example[0], self.sizes), describe(example[1], self.output_sizes)
         except Unfit as e:
-            raise RuntimeError(f"reference.py makes {e} for the case {spec!r}, which cannot be shared") from None
+            raise Faulty(f"reference.py makes {e} for the case {spec!r}, which cannot be shared") from None
+        except TypeError as e:
+            last = e.__traceback__
+            while last.tb_next:
+                last = last.tb_next
+            if last.tb_frame.f_code in (Case.__init__.__code__, Case.make.__code__):  # of the call, not in it
+                raise Faulty(f"the case {spec!r} of task.yml does not fit reference.py: {e}") from None
+            raise
         self.sizes[0] = -(-self.sizes[0] // ALIGN) * ALIGN
         trees = (self.input, example[0]), (self.output, example[1])
         self.on_gpu = [[part for part, _ in leaves(*tree, "") if part[0] == "gpu"] for tree in trees]
@@ -895,6 +909,8 @@ def supervise(report, last, work):
         try:
             die_with_parent()
             code = work(lambda key, value: print(f"{key}: {value}", file=out, flush=True))
+        except Faulty as e:
+            print(f"fault: {one_line(e).decode()}", file=out, flush=True)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -902,10 +918,14 @@ def supervise(report, last, work):
             sys.stderr.flush()
             os._exit(code)
     os.close(write)
+    fault = "the judge failed; its standard error says why"
     with os.fdopen(read, encoding="utf-8", errors="replace", newline="\n") as said:
         for line in said:
             if not line.endswith("\n"):
                 break  # its process ended within it
+            if line.startswith("fault: "):
+                fault = line.removeprefix("fault: ").rstrip("\n")
+                continue
             if line.partition(": ")[0].endswith(".spec"):
                 last = line.partition(".spec")[0]
             report.write(line)
@@ -913,7 +933,7 @@ def supervise(report, last, work):
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code in (0, VALIDATE_FAIL):
         return code
-    why = f"signal {-code} ({signal.strsignal(-code)}) ended the judge" if code < 0 else "the judge failed; its standard error says why"
+    why = f"signal {-code} ({signal.strsignal(-code)}) ended the judge" if code < 0 else fault
     for line in f"{last}.status: fail", f"{last}.error: {why}", "check: fail":
         print(line, file=report, flush=True)
     return VALIDATE_FAIL if code < 0 else code

@@ -56,3 +56,29 @@ def check(data, output): return "" if int(output) == int(data) else "another num
 		t.Errorf("%v\n%s", result, j.stderr.String())
 	}
 }
+
+// TestFaultyProblem has a reference.py that does not fit its judge or its task.yml: the message names the fault, and no
+// traceback leads through the judge. An exception in a function keeps its own.
+func TestFaultyProblem(t *testing.T) {
+	t.Parallel()
+	const output, check = "def output(size): return 0\n", "def check(data, output): return ''\n"
+	for reference, want := range map[string]string{
+		"def make(seed, size): return seed\n" + output: "reference.py has no function check, which the judge calls",
+		output + check: "reference.py has no function make, which the judge calls",
+		"def make(seed, length): return seed\n" + output + check:              "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: make() got an unexpected keyword argument 'size'",
+		"def make(seed, size): return seed\ndef output(): return 0\n" + check: "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: output() got an unexpected keyword argument 'size'",
+		"def make(seed, size): return len(size)\n" + output + check:           "the judge failed; its standard error says why",
+	} {
+		config := judgeConfig(t, "def custom_kernel(data): return data\n", "test")
+		sources, _ := config["sources"].(map[string]string)
+		sources["reference.py"] = reference
+		config["tests"] = []map[string]int{{"size": 1, "seed": 1}}
+		j := newConfigJob(t, config)
+		_, result := j.run(t)
+		run := at(result, "runs", "test", "run")
+		said, _ := at(run, "stderr").(string)
+		if got := at(run, "result", "test.0.error"); got != any(want) || strings.Contains(said, "Traceback") != strings.HasPrefix(want, "the judge failed") || at(run, "exit_code") != 1.0 {
+			t.Errorf("%s: %v\n%s; want %s", reference, result, said, want)
+		}
+	}
+}
