@@ -5,6 +5,7 @@ package text
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -171,6 +172,40 @@ func Bytes(n int64) string {
 	default:
 		return fmt.Sprintf("%d GiB", n/(unit*unit*unit))
 	}
+}
+
+// Akin returns the names of keys that a word may mean, those with the fewest words: each of its words is one of the name's, or
+// one begins the other, as timeout does of test_timeout and, with a stem of four letters, rank_by of ranking_by.
+func Akin(word string, names []string) (all []string) {
+	split := func(s string) []string {
+		return strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	}
+	fewest := 0
+	for _, name := range names {
+		in := split(name)
+		within := func(w string) bool { return slices.ContainsFunc(in, func(n string) bool { return sameStem(w, n) }) }
+		typed := split(word)
+		if len(in) == 1 { // testcases, which means tests
+			typed = []string{strings.Join(typed, "")}
+		}
+		if len(typed) == 0 || slices.ContainsFunc(typed, func(w string) bool { return !within(w) }) || len(all) > 0 && len(in) > fewest {
+			continue
+		}
+		if len(in) < fewest {
+			all = nil
+		}
+		all, fewest = append(all, name), len(in)
+	}
+	return all
+}
+
+// sameStem reports whether two words are the same but for a plural, or one with four letters or more begins the other.
+func sameStem(a, b string) bool {
+	a, b = strings.TrimSuffix(a, "s"), strings.TrimSuffix(b, "s")
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	return a == b || len(a) >= 4 && strings.HasPrefix(b, a)
 }
 
 // Edits counts the bytes to add, remove, change or swap with the next one to turn a into b, ignoring

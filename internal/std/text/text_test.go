@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os/exec"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -128,6 +129,20 @@ func TestEdits(t *testing.T) {
 	}{{"", "", 0}, {"b200", "B200", 0}, {"b20", "b200", 1}, {"h100", "b200", 2}, {"", "abc", 3}} {
 		if got := Edits(c.a, c.b); got != c.want {
 			t.Errorf("Edits(%q, %q) = %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+}
+
+func TestAkin(t *testing.T) {
+	t.Parallel()
+	names := []string{"benchmark_timeout", "cpus_per_slot", "gpu_count", "gpus", "ranked_timeout", "ranking_by", "test_timeout", "tests", "time_limit"}
+	for word, want := range map[string]string{
+		"timeout": "time_limit test_timeout benchmark_timeout ranked_timeout", "rank_by": "ranking_by", "testcases": "tests", "test-cases": "tests",
+		"gpu": "gpus", "CPUs": "cpus_per_slot", "count": "gpu_count", "by_rank": "ranking_by", "by": "ranking_by", "tes": "", "memory": "", "rank_it": "", "": "", "__": "",
+	} {
+		got := strings.Join(Akin(word, names), " ")
+		if wants := strings.Fields(want); len(wants) != len(strings.Fields(got)) || slices.ContainsFunc(wants, func(w string) bool { return !strings.Contains(got, w) }) {
+			t.Errorf("%s: %s; want %s", word, got, want)
 		}
 	}
 }
