@@ -203,6 +203,7 @@ func TestNetworksWarning(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string]string{
 		"10.1.2.0/24, '10.1.2.3:5000'":                      "",
+		"10.1.0.0, '10.1.2.0:80', 10.1.2.0/32, 10.1.2.3":    "job.allowed_networks: 10.1.0.0 is one address; write 10.1.0.0/16 for the network; job.allowed_networks: 10.1.2.0:80 is one address; write 10.1.2.0/24:80 for the network",
 		"10.1.2.3, 'fd00::/8', '[fd00::1]:443', '[fd00::]'": "job.allowed_networks: fd00::/8, [fd00::1]:443, [fd00::]: no job reaches an IPv6 address",
 	} {
 		report, err := CheckFile("f", []byte("queue: b200\njob: {network: internet, allowed_networks: ["+list+"]}\n"))

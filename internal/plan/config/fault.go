@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"gopkg.in/yaml.v3"
 
@@ -67,8 +69,25 @@ func (s suggestion) String() string {
 	if inner := innerOf(key); inner != "" {
 		return inner
 	}
+	if i := slices.IndexFunc(s.known, func(k string) bool { return flat(k) == flat(key) || variables[k] == key }); i >= 0 {
+		return fmt.Sprintf("write %q", s.known[i])
+	}
+	place := placeOf(key, s.prefix)
+	akin := text.Akin(key, s.known)
+	if name := sameKeys[key]; s.prefix == "" && name != "" {
+		akin = []string{name}
+	}
+	if place != "" && (s.prefix != "" || akin == nil) {
+		return place
+	}
+	if akin != nil {
+		says := "write " + quotedList(akin)
+		if place != "" {
+			says += ", or " + place
+		}
+		return says
+	}
 	for _, is := range []func(k string) bool{
-		func(k string) bool { return flat(k) == flat(key) },
 		func(k string) bool { return len(key) > 2 && text.Edits(flat(k), flat(key)) == 1 },
 		func(k string) bool {
 			return len(key) > 3 && (strings.HasPrefix(flat(k), flat(key)) || strings.HasPrefix(flat(key), flat(k)))
@@ -81,15 +100,33 @@ func (s suggestion) String() string {
 	if strings.Contains(strings.ToLower(key), "token") {
 		return "a token is no setting; write it to a file, and sudo kbnode install --token-file FILE"
 	}
-	if place := placeOf(key, s.prefix); place != "" {
-		return place
+	if key == "version" {
+		return "the agent's is that of sudo kbnode upgrade --agent-version VERSION"
 	}
 	return "use one of " + strings.Join(slices.Sorted(slices.Values(s.known)), ", ")
 }
 
-// flat returns a key as it is compared with another: people write it with other separators.
+// sameKeys are other tools' words for a key.
+var sameKeys = map[string]string{"name": "node", "hostname": "node", "host": "node"}
+
+// quotedList returns quoted keys, with or between them.
+func quotedList(keys []string) string {
+	var all []string
+	for _, k := range keys {
+		all = append(all, strconv.Quote(k))
+	}
+	return strings.Join(all, " or ")
+}
+
+// flat returns a key as it is compared with another: people write it with other separators, and documents with their own
+// dashes and quotes.
 func flat(key string) string {
-	return strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(key))
+	return strings.Map(func(r rune) rune {
+		if unicode.IsLetter(r) || unicode.IsDigit(r) {
+			return unicode.ToLower(r)
+		}
+		return -1
+	}, key)
 }
 
 // InputError means that the user has to change what was given: the configuration file, a variable

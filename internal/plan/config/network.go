@@ -91,14 +91,24 @@ func (j Job) unusedNetworks() string {
 	return "job.allowed_networks has no effect without job.network: internet; add that, or leave it out"
 }
 
-// NetworksWarning says which of AllowedNetworks have no effect; "" for none.
+// NetworksWarning says which of AllowedNetworks have no effect, or are the address of a network without its size; "" for none.
 func (j Job) NetworksWarning() string {
+	var all []string
+	for _, s := range j.AllowedNetworks {
+		d, err := ParseDestination(s)
+		if addr := d.Prefix.Addr(); err == nil && d.Prefix.IsSingleIP() && addr.Is4() && strings.HasSuffix(addr.String(), ".0") && !strings.Contains(s, "/") {
+			bits := 32
+			for four := addr.As4(); bits > 8 && four[bits/8-1] == 0; bits -= 8 {
+			}
+			all = append(all, fmt.Sprintf("job.allowed_networks: %s is one address; write %s for the network", s, strings.Replace(s, addr.String(), fmt.Sprintf("%s/%d", addr, bits), 1)))
+		}
+	}
 	six := slices.DeleteFunc(slices.Clone(j.AllowedNetworks), func(s string) bool {
 		d, err := ParseDestination(s)
 		return err != nil || d.Prefix.Addr().Is4()
 	})
-	if len(six) == 0 {
-		return ""
+	if len(six) > 0 {
+		all = append(all, "job.allowed_networks: "+strings.Join(six, ", ")+": no job reaches an IPv6 address, for containers have only IPv4; write the IPv4 address")
 	}
-	return "job.allowed_networks: " + strings.Join(six, ", ") + ": no job reaches an IPv6 address, for containers have only IPv4; write the IPv4 address"
+	return strings.Join(all, "; ")
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
+	"unicode"
 
 	"gopkg.in/yaml.v3"
 
@@ -39,7 +41,10 @@ func Read(name string, text []byte) (File, error) {
 	var c Config
 	if len(text) > maxBytes {
 		r.Add(0, "is larger than %d bytes, too large for a configuration; use kbnode's own file", maxBytes)
-	} else if root, second, err := yamlfile.Parse(text); err != nil {
+	} else if root, second, err := yamlfile.Parse(text); (err != nil || second > 0 || root != nil && root.Kind != yaml.MappingNode) && section().Match(text) {
+		at := section().FindSubmatchIndex(text)
+		r.Add(1+bytes.Count(text[:at[0]], []byte("\n")), "this is TOML; write YAML: %s:, and below it, indented, KEY: VALUE in a line for each", text[at[2]:at[3]])
+	} else if err != nil {
 		line, says := yamlfile.Explain(text, err)
 		r.Add(line, "%s", says)
 	} else if root != nil {
@@ -60,6 +65,9 @@ func Read(name string, text []byte) (File, error) {
 	}
 	return File{c, r.lines}, nil
 }
+
+// section matches the head of a group in TOML.
+var section = lazy.Regexp(`(?m)^\[([\w.-]+)\][ \t\r]*(?:#.*)?$`)
 
 // reader collects the findings in a file.
 type reader struct {
@@ -166,7 +174,15 @@ func (r *reader) fits(key string, n *yaml.Node, t reflect.Type) bool {
 	if n.Kind == yaml.SequenceNode && t.Kind() == reflect.Slice {
 		items, want = n.Content, t.Elem()
 	}
+	if first := pair(n); first != "" && slices.Contains(pairLists, key) {
+		r.Add(n.Line, "%s: this is not a list; write one such as [%s]", key, first)
+		return false
+	}
 	for _, item := range items {
+		if target(item).Style == 0 && strings.TrimFunc(target(item).Value, isQuote) != target(item).Value {
+			r.Add(item.Line, "%s: %s has the quotes of a document; write \" in their place, or leave them out", key, quoted(item.Value))
+			return false
+		}
 		if target(item).Kind != yaml.ScalarNode {
 			r.Add(item.Line, "%s: this is not %s", key, kindName(want.String()))
 			return false
@@ -190,6 +206,22 @@ func (r *reader) fits(key string, n *yaml.Node, t reflect.Type) bool {
 	}
 	r.Add(n.Line, "%s: %s %s", key, quoted(n.Value), why)
 	return false
+}
+
+// pairLists are the lists whose entries have a =, which people write as a group of keys.
+var pairLists = []string{"agent.tags", "health.xids"}
+
+// pair returns the first key of a group with its value, as KEY=VALUE, or "".
+func pair(n *yaml.Node) string {
+	if n.Kind != yaml.MappingNode || len(n.Content) == 0 || n.Content[1].Kind != yaml.ScalarNode {
+		return ""
+	}
+	return n.Content[0].Value + "=" + n.Content[1].Value
+}
+
+// isQuote reports whether a character is a quote of documents and chats, and not of YAML.
+func isQuote(r rune) bool {
+	return unicode.In(r, unicode.Pi, unicode.Pf) || r == '\u201a' || r == '\u201e'
 }
 
 var decimal = lazy.Regexp(`^-?(0|[1-9][0-9]*)$`)
