@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -91,17 +92,19 @@ func inflate(packed []byte) (string, error) {
 // decodeBase64 skips foreign characters, as CPython's default does. Padding ends the data.
 func decodeBase64(text string) ([]byte, error) {
 	text, _, padded := strings.Cut(text, "=")
+	foreign := false // more than line breaks: it is another text
 	text = strings.Map(func(r rune) rune {
 		if r == '+' || r == '/' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
 			return r
 		}
+		foreign = foreign || !unicode.IsSpace(r)
 		return -1
 	}, text)
-	if !padded && len(text)%4 > 1 {
+	if !padded && len(text)%4 > 1 && !foreign {
 		return nil, errors.New("the payload is not base64: its padding is missing; it may have been cut")
 	}
 	packed, err := base64.RawStdEncoding.DecodeString(text)
-	if err != nil {
+	if err != nil || !padded && len(text)%4 > 1 {
 		return nil, errors.New("the payload is not base64; send base64 of zlib of JSON")
 	}
 	return packed, nil

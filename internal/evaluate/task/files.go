@@ -140,6 +140,9 @@ func unread(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errAbsent
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		return errors.New("cannot be read: permission denied; its owner has to let you read it")
+	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
@@ -156,6 +159,9 @@ func (d *definition) text(line int, source string) string {
 		return "" // already recorded
 	}
 	b, err := d.t.readSource(source)
+	if errors.Is(err, errAbsent) && text.Edits(strings.ToUpper(source), Submission) < 4 {
+		err = fmt.Errorf("does not exist; write %s", quote(Submission))
+	}
 	d.size += len(b)
 	if err == nil && d.size > maxText {
 		err = fmt.Errorf("brings the files to over %d bytes; make them smaller", maxText)

@@ -30,7 +30,10 @@ func Find(name string) (*Task, error) {
 		return nil, fmt.Errorf("read task: %w", err)
 	}
 	file := filepath.Clean(name)
-	if !info.IsDir() && LangOf(name) != "" {
+	if dir := filepath.Dir(file); !info.IsDir() && LangOf(name) != "" {
+		if names, err := os.ReadFile(filepath.Join(dir, FileName)); err == nil && strings.Contains(string(names), filepath.Base(file)) {
+			return nil, fmt.Errorf("%s is a file of a problem; write --problem %s", quote(name), text.ShellWord(dir))
+		}
 		return nil, fmt.Errorf("%s is a submission; write --problem PROBLEM before it", quote(name))
 	}
 	if info.IsDir() {
@@ -93,8 +96,13 @@ var onGitHub = lazy.Regexp(`^(?:https?://)?github\.com/([\w.-]+)/([\w.-]+?)(?:\.
 
 // instead returns what to write for the name of a problem that is none.
 func instead(name string) string {
-	if m := onGitHub().FindStringSubmatch(name); m != nil {
+	if m := onGitHub().FindStringSubmatch(name); m != nil && m[3] == "" {
+		return fmt.Sprintf("type git clone https://github.com/%s/%s, and write the directory in it that has the problem's %s", m[1], m[2], FileName)
+	} else if m != nil {
 		return fmt.Sprintf("type git clone https://github.com/%s/%s, and write %s", m[1], m[2], path.Join(m[2], m[3]))
+	}
+	if below := problemBelow(name); below != "" {
+		return "write the directory of one problem, such as " + text.ShellWord(text.Line(below, 300))
 	}
 	all := strings.Join(Examples(), ", ")
 	var similar []string
@@ -107,6 +115,25 @@ func instead(name string) string {
 		return "write " + strings.Join(similar, " or ") + "; the examples are " + all
 	}
 	return "name a directory that has a " + FileName + ", or an example: " + all
+}
+
+// problemBelow returns a directory in another one that has a task.yml, or "". It looks deeper in a git repository, which is no
+// machine's root.
+func problemBelow(dir string) string {
+	pattern, levels := "*", 1
+	if dir == "" {
+		return ""
+	}
+	if exists(filepath.Join(dir, ".git")) {
+		levels = 3
+	}
+	for range levels {
+		if found, _ := fs.Glob(os.DirFS(filepath.Clean(dir)), pattern+"/"+FileName); len(found) > 0 {
+			return filepath.Join(dir, path.Dir(found[0]))
+		}
+		pattern += "/*"
+	}
+	return ""
 }
 
 // isSimilar reports whether a word may mean a name: a typo of it, a part of it, or the name with

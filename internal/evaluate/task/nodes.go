@@ -27,11 +27,13 @@ func (d *definition) group(n *yaml.Node, prefix string, keys []string) map[strin
 			at[m.key] = m.value
 			continue
 		}
-		text := "known keys: " + strings.Join(keys, ", ")
+		says := "known keys: " + strings.Join(keys, ", ")
 		if best := nearest(m.key, keys); best != "" {
-			text = "write " + quote(best)
+			says = "write " + quote(best)
+		} else if akin := text.Akin(m.key, keys); akin != nil {
+			says = "write " + strings.Join(akin, " or ")
 		}
-		d.Add(m.line, "unknown key %s; %s", quote(prefix+m.key), text)
+		d.Add(m.line, "unknown key %s; %s", quote(prefix+m.key), says)
 	}
 	return at
 }

@@ -151,7 +151,7 @@ func (d *definition) config(n *yaml.Node) {
 	if n := at["arch"]; n != nil && n.Tag != "!!null" { // for which nvcc compiles if no GPU is given
 		d.t.Arch = n.Value
 		if !IsArch(n.Value) {
-			d.Add(n.Line, "config.arch is %s; write it without sm_, such as 90a", kind(n))
+			d.Add(n.Line, "config.arch is %s; write %s", kind(n), MeantArch(n.Value))
 		}
 	}
 }

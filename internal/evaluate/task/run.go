@@ -36,6 +36,15 @@ func (t *Task) Submits() string { return cmp.Or(LangOf(t.Submission), t.Lang) }
 // IsArch reports whether a word is an architecture as a payload has it: 90a for nvcc's sm_90a.
 func IsArch(arch string) bool { return archForm().MatchString(arch) }
 
+// MeantArch returns the architecture that people write as 10.0, sm_100 or compute_90a, or an example.
+func MeantArch(word string) string {
+	word = strings.ReplaceAll(word[strings.IndexAny(word+"0", "0123456789"):], ".", "")
+	if IsArch(word) {
+		return word
+	}
+	return "the number alone, without sm_, such as 90a"
+}
+
 // ReadSubmissionFile reads a submission from a regular file of this machine.
 func ReadSubmissionFile(name string) (string, error) {
 	b, err := readFile(name, maxFile)
