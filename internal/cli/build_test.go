@@ -309,6 +309,10 @@ func TestAPIFlags(t *testing.T) {
 		{name: "file", flags: operator.APIFlags{Org: "gpu-mode", TokenFile: good}},
 		{name: "the file beats the environment", flags: operator.APIFlags{Org: "gpu-mode", TokenFile: good}, env: "two words"},
 		{name: "two words", org: "o", env: token + " x", err: "BUILDKITE_API_TOKEN contains no API token"},
+		{name: "a line for a shell", org: "o", env: "export TOKEN=" + token, err: "contains more than an API token; leave out quotes, brackets, export and NAME="},
+		{name: "a path", org: "o", env: "/none/0123", err: "BUILDKITE_API_TOKEN contains the path of a file, and no API token; write --token-file with that path"},
+		{name: "a file beside", org: "o", env: "build_test.go", err: "contains the path of a file"},
+		{name: "a variable", org: "o", env: "$BUILDKITE_TOKEN", err: "contains the name of a variable"},
 		{name: "an agent's", org: "o", env: "bkct_0123456789abcdef", err: "contains an agent token"},
 		{name: "address that is none", org: "o", env: token, url: "here", err: "BUILDKITE_API_URL: the address of Buildkite's API is not a URL"},
 	} {

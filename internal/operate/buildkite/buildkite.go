@@ -103,7 +103,11 @@ func CheckSlug(what, slug string) error {
 	case in != nil && in[2] != "":
 		return fmt.Errorf("%s; write --pipeline %s", says, in[2])
 	}
-	return fmt.Errorf("%s; write it as in its URL, such as gpu-mode", says)
+	meant := strings.Join(strings.FieldsFunc(strings.ToLower(slug), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }), "-")
+	if strings.Contains(slug, "/") || !slugRule().MatchString(meant) {
+		meant = map[bool]string{true: "gpu-mode", false: "kernelbot"}[what == "an organization"]
+	}
+	return fmt.Errorf("%s; write it as in its URL, such as %s", says, meant)
 }
 
 // do makes an API request that the library has no method for. next is the
@@ -220,18 +224,32 @@ func Refused(err error) int {
 // maxToken is the maximum size of a token in bytes; Buildkite's have 45.
 const maxToken = 4 << 10
 
+// assignment matches a line for a shell, such as export NAME=token.
+var assignment = lazy.Regexp(`^(?:\w+ )?\w+ ?= ?\S+$`)
+
 // ParseToken checks an API token; from names where it is from.
 func ParseToken(from, text string) (string, error) {
 	token := strings.TrimSpace(text)
+	_, absent := os.Lstat(token)
 	switch {
+	case strings.HasPrefix(token, "/") || strings.HasPrefix(token, "~/") || token != "" && absent == nil:
+		return "", fmt.Errorf("%s contains the path of a file, and no API token; write --token-file with that path", from)
+	case strings.HasPrefix(token, "$"):
+		return "", fmt.Errorf("%s contains the name of a variable, and no API token; write double quotes in place of single ones, or the token itself", from)
+	case assignment().MatchString(token):
+		return "", moreThanToken(from)
 	case token == "" || len(token) > maxToken || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
 		return "", fmt.Errorf("%s contains no API token; a token is one word, such as bkua_…", from)
 	case strings.ContainsAny(token, "\"'`=<>$"):
-		return "", fmt.Errorf("%s contains more than an API token; leave out quotes, brackets and NAME=", from)
+		return "", moreThanToken(from)
 	case strings.HasPrefix(token, "bkct_"):
 		return "", fmt.Errorf("%s contains an agent token; use an API token (Personal Settings, API Access Tokens)", from)
 	}
 	return token, nil
+}
+
+func moreThanToken(from string) error {
+	return fmt.Errorf("%s contains more than an API token; leave out quotes, brackets, export and NAME=", from)
 }
 
 // ReadSecret reads a file that no one else may read.
@@ -250,6 +268,10 @@ func ReadSecret(name string) (string, error) {
 	case !info.Mode().IsRegular():
 		return "", fmt.Errorf("read API token: %s is not a regular file; name the file with the token", name)
 	case info.Mode().Perm()&0o077 != 0:
+		text, _ := io.ReadAll(io.LimitReader(f, maxToken+2))
+		if _, err := ParseToken(name, string(text)); err != nil && len(text) > 0 { // another file, whose mode is right
+			return "", err
+		}
 		return "", fmt.Errorf("other users can read %s (mode %04o); type chmod 600 %[1]s, and replace the token if someone has read it", name, info.Mode().Perm())
 	case !known || int(owner.Uid) != os.Geteuid():
 		return "", fmt.Errorf("read API token: %s belongs to another user; make your own copy with mode 0600", name)

@@ -35,9 +35,9 @@ func TestConnectRefused(t *testing.T) {
 	for _, c := range []struct{ dsn, err string }{
 		{"host=127.0.0.1 sslmode=disable connect_timeout=1 password=pa55-w0rd port=" + port, "no server answers there"},
 		{"host=w0rd.invalid password=pa55", "no server answers there"},
-		{"host=127.0.0.1 port=1 connect_timeout=pa55", errDSN.Error()},
-		{"password='pa55 w0rd", errDSN.Error()},
-		{"pa55w0rd", errDSN.Error()},
+		{"host=127.0.0.1 port=1 connect_timeout=pa55", ErrDSN.Error()},
+		{"password='pa55 w0rd", ErrDSN.Error()},
+		{"pa55w0rd", ErrDSN.Error()},
 	} {
 		_, err := Open(t.Context(), c.dsn)
 		must.Err(t, err, c.err)

@@ -51,7 +51,8 @@ type Stored struct {
 // Store is a database that Open has checked. It keeps no connection: an evaluation takes long.
 type Store struct{ config *pgx.ConnConfig }
 
-var errDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
+// ErrDSN is the error of [Open] for a DSN that it cannot read.
+var ErrDSN = errors.New("the database's DSN cannot be read; write postgres://USER@HOST:PORT/NAME or host=HOST dbname=NAME user=USER, " +
 	"with the password in PGPASSWORD or ~/.pgpass (in a URL, special characters as %XX), and a service from the service file")
 
 // Open connects to the database that a DSN names (a URL or key=value words; missing
@@ -61,7 +62,7 @@ var errDSN = errors.New("the database's DSN cannot be read; write postgres://USE
 func Open(ctx context.Context, dsn string) (*Store, error) {
 	config, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, errDSN
+		return nil, ErrDSN
 	}
 	config.RuntimeParams["application_name"] = cmp.Or(config.RuntimeParams["application_name"], "kbnode")
 	config.ConnectTimeout = min(config.ConnectTimeout, 10*time.Second)

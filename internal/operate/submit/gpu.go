@@ -50,6 +50,11 @@ func GPUOf(name string) (GPU, error) {
 	if g, ok := find(name); ok {
 		return g, nil
 	}
+	if several := strings.FieldsFunc(name, func(r rune) bool { return strings.ContainsRune(", ;+", r) }); len(several) > 1 {
+		if _, ok := find(several[0]); ok {
+			return GPU{}, fmt.Errorf("%q is %d types of GPU, and a submission goes to one; write %s, and the same line again for another", name, len(several), several[0])
+		}
+	}
 	names := slices.Collect(maps.Keys(archs))
 	for i := range names {
 		names[i] = strings.ToUpper(names[i])
