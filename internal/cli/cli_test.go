@@ -188,7 +188,8 @@ func typedFiles(t *testing.T) (dir string) {
 		"hopper/task.yml":      `{files: [{name: submission.cu, source: "@SUBMISSION@"}], lang: cu, config: {sources: [submission.cu], arch: 90a}}`,
 		"hopper/submission.cu": "",
 		"vectors/task.yml":     `{files: [{name: submission.py, source: "@SUBMISSION@"}], lang: py, config: {main: submission.py}, tests: []}`,
-		"guide.cu":             "", "guide.py": "pass\n", "kept.svg": "mine\n", "cuda.json": `{"lang": "cu"}`,
+		"set/a/task.yml":       "", "tok.env": "export NAME=bkua_secret\n",
+		"guide.cu": "", "guide.py": "pass\n", "kept.svg": "mine\n", "cuda.json": `{"lang": "cu"}`,
 		"Dockerfile":   "ARG BASE=x\nFROM $BASE\nARG NUMPY\n",
 		"large":        strings.Repeat(" ", 1<<20+1),
 		"text":         "steps:\n",
@@ -200,6 +201,9 @@ func typedFiles(t *testing.T) (dir string) {
 		"tab.yaml": "job:\n\tprofile: strict\n", "equals.yaml": "queue = b200\n", "list.yaml": "- queue: b200\n", "open.yaml": "queue: \"b200\n",
 		"deeper.yaml": "queue: b200\n  node: x\n", "star.yaml": "queue: *b\n", "latin.yaml": "queue: \xff\n",
 		"place.yaml": "time_limit: 2h\njob:\n  queue: b200\nimage: ghcr.io/x/y:1\nagent:\n  token: bkct_secret\n",
+
+		"toml.yaml": "queue = \"b200\"\n[job]\ntime_limit = \"3h\"\n", "quotes.yaml": "queue: “b200”\n“node”: x\n", "maps.yaml": "agent: {tags: {site: lab1}}\nhealth: {xids: {48: ignore}}\njob: {allowed_images: {a: b}}\n",
+		"words.yaml": "cpus: 16\nname: node1\nGPU_TYPE: b200\nagent: {version: 3.1}\njob:\n  timeout: 90m\n  max–minutes: 3\n  image: x\n", "network.yaml": "queue: b200\njob: {network: internet, allowed_networks: [10.0.0.0, '10.1.2.0:80', 10.1.2.0/32]}\n",
 
 		"well.yaml":    "queue: b200\nnode:\nreserve: {cpus: 4, memory: 8GiB}\nagent: {}\n",
 		"nothing.yaml": "# nothing\n",
@@ -215,7 +219,7 @@ func typedFiles(t *testing.T) (dir string) {
 	} {
 		must.Write(t, dir, name, text)
 	}
-	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Remove(filepath.Join(dir, "node.txtar/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Symlink("Dockerfile", filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "huge"), nil, 0o600), os.Truncate(filepath.Join(dir, "huge"), 1<<40))
+	err := errors.Join(os.Remove(filepath.Join(dir, "empty/x")), os.Remove(filepath.Join(dir, "node.txtar/x")), os.Chmod(filepath.Join(dir, "wide"), 0o640), os.Chmod(filepath.Join(dir, "guide.json"), 0o644), os.Symlink("Dockerfile", filepath.Join(dir, "link")), os.WriteFile(filepath.Join(dir, "huge"), nil, 0o600), os.Truncate(filepath.Join(dir, "huge"), 1<<40))
 	must.Do(t, err)
 	machinetest.B200x8().Write(t, filepath.Join(dir, "b200"))
 	machinetest.NoGPU().Write(t, filepath.Join(dir, "nogpu"))

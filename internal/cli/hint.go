@@ -238,13 +238,18 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		if _, missing := os.Lstat("help"); missing != nil && slices.Equal(args, []string{"help"}) {
 			return hint.Advise(`"help" is no file`, append(strings.Fields(pathOf(cmd)), "--help"))
 		}
+		if err := hint.flagWord(cmd, args); err != nil {
+			return err
+		}
 		err := check(cmd, args)
 		if err == nil {
 			return nil
 		}
 		var better error
 		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
-			better = hint.problemFirst(cmd, args[0])
+			if better = hint.problemFirst(cmd, args[0]); task.LangOf(args[0]) != "" {
+				better = hint.problemFirst(cmd, args[1])
+			}
 		}
 		if better == nil && len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:min(2, len(args))]) != nil {
 			better = hint.unknownArgument(cmd, args, check(cmd, args[:1]) == nil)
@@ -317,7 +322,7 @@ func (h hints) unknownArgument(cmd *cobra.Command, args []string, one bool) erro
 	if line == nil {
 		line = bare
 	}
-	if cmd.Name() == "status" && slices.Equal(line, bare) && node.LikelySlots(arg) == nil { // the name of a node, perhaps
+	if cmd.Name() == "status" && slices.Equal(line, bare) && node.LikelySlots(arg) == nil && arg != "-" { // the name of a node, perhaps
 		return h.Advise(says, line, []string{"queue", "--node", arg})
 	}
 	return h.Advise(says, line)

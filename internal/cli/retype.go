@@ -148,7 +148,7 @@ func equated(words []string) (all []string) {
 			}
 		case isFlag && strings.Index(before, "=") == len(before)-1 && !strings.HasPrefix(word, "-"):
 			all[len(all)-1] = before + word
-		case before == "-" && strings.HasPrefix(word, "-"):
+		case before == "-" && strings.HasPrefix(word, "-") && !strings.HasPrefix(word, "--"): // a whole flag follows standard input
 			all[len(all)-1] = "--" + strings.TrimLeft(word, "-")
 		default:
 			all = append(all, word)

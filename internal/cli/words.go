@@ -1,10 +1,15 @@
 package cli
 
 import (
+	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
 	"github.com/gpu-mode/kbnode/internal/evaluate/task"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // synonyms are other tools' words for a command: of kubectl, Slurm, Docker, systemctl, git, apt and Buildkite's agent.
@@ -45,6 +50,9 @@ const (
 	noColor     = "write NO_COLOR=1 before the command, as in NO_COLOR=1 kbnode queue"
 	ownName     = "leave it out: the image has the name image.name of the configuration"
 	ownLimits   = "time limits are the problem's: set test_timeout, benchmark_timeout and ranked_timeout in its task.yml"
+	ownOutput   = "write --workdir out with an empty directory out, where result.json keeps all output"
+	sentOutput  = "write --result result.json for a file with all output"
+	ownSeed     = "seeds are the problem's: set seed, and that of each test, in its task.yml"
 	service     = "the daemon is a service; write sudo systemctl status kbnode, or start, stop or restart in place of status"
 	followRun   = "write kbnode submit --follow RUN, with the run ID that kbnode submit printed"
 	nameRun     = "write kbnode cancel RUN, with the run ID that kbnode submit printed"
@@ -105,7 +113,12 @@ var answers = map[string]string{
 	"image build -t": ownName, "image build --tag": ownName,
 	"evaluate --timeout": ownLimits, "evaluate --limit": ownLimits,
 	"completion --shell": "write kbnode completion bash",
-	"* -v":               noDebug, "* --verbose": noDebug, "* --debug": noDebug,
+	"evaluate -v":        ownOutput, "evaluate --verbose": ownOutput, "evaluate --debug": ownOutput, "evaluate --keep": ownOutput,
+	"evaluate --result": ownOutput, "evaluate --save": ownOutput, "evaluate --log": ownOutput,
+	"submit -v": sentOutput, "submit --verbose": sentOutput, "submit --debug": sentOutput, "submit --save": sentOutput, "submit --log": sentOutput,
+	"evaluate --seed": ownSeed, "submit --seed": ownSeed,
+	"cancel --all": nameRun, "cancel --queue": nameRun, "cancel --yes": "leave it out: kbnode cancel asks nothing", "cancel -y": "leave it out: kbnode cancel asks nothing",
+	"* -v": noDebug, "* --verbose": noDebug, "* --debug": noDebug,
 	"submit --wait": follows, "submit --no-wait": follows, "submit --detach": follows, "submit -d": follows,
 	"* --no-color": noColor, "* --color": noColor,
 }
@@ -127,6 +140,38 @@ var sameFlags = map[string][]string{
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
 	"for": {"until"}, "follow": {"watch"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
 	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
+}
+
+// flagWord explains a first word in the place of a submission that is no file, but the name of a flag without its hyphens, or
+// a value of one: evaluate list, evaluate benchmark.
+func (h hints) flagWord(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 || !strings.Contains(cmd.Use, "SUBMISSION") || isFile(args[0]) {
+		return nil
+	}
+	word, i := args[0], slices.Index(h.Typed, args[0])
+	says := fmt.Sprintf("%q is no file", text.Line(word, 60))
+	if answer := answers[pathOf(cmd)+" --"+word]; answer != "" {
+		return term.Usagef("%s; %s", says, answer)
+	}
+	if i < 0 {
+		return nil
+	}
+	var lines [][]string
+	if cmd.Flags().Lookup(word) != nil {
+		lines = append(lines, h.With(i, "--"+word))
+	}
+	for _, value := range []string{word, modeWords[word]} {
+		for _, flag := range valueFlags(cmd, value) {
+			lines = append(lines, h.With(i, "--"+flag, value))
+		}
+	}
+	if slices.Contains(synonyms[cmd.Name()], word) { // evaluate run mine.py
+		lines = append(lines, h.With(i))
+	}
+	if line := accepted(lines...); line != nil {
+		return h.Advise(says, line)
+	}
+	return nil
 }
 
 // runFlags are flags for what kbnode cancel takes as a word.

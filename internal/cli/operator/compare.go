@@ -69,10 +69,10 @@ func (c *compareFlags) check(s term.Streams, cmd *cobra.Command, args []string, 
 		}
 		return nil
 	}
-	i := slices.Index(s.Typed, args[0])
+	if err := checkPlaces(s, args); err != nil {
+		return err
+	}
 	switch {
-	case i >= 0 && !given("problem") && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0])):
-		return s.Advise(fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), s.With(i, "--problem", args[0]))
 	case sameFile(args[0], args[1]):
 		copied := strings.Join([]string{"cp", term.Word(args[0]), term.Word("copy" + text.Line(filepath.Ext(args[0]), 20))}, term.Unbroken)
 		return term.Usagef("both files are %s; name two, or compare it with a copy to see what the machine tells apart: %s", text.ShellWord(text.Line(args[0], 60)), copied)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
+	"github.com/gpu-mode/kbnode/internal/evaluate/task"
 	"github.com/gpu-mode/kbnode/internal/operate/e2e"
 	"github.com/gpu-mode/kbnode/internal/operate/results"
 	"github.com/gpu-mode/kbnode/internal/operate/submit"
@@ -47,7 +48,12 @@ and, to see that the queue's steps have time, read_pipelines.`,
 		Example: `  kbnode e2e --org gpu-mode --queue b200
   kbnode e2e evaluation --org gpu-mode --gpu B200_BK --problem vectoradd_triton --mode benchmark
   kbnode e2e evaluation --org gpu-mode --queue b200 --db env --cleanup`,
-		Args: cobra.ArbitraryArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 && nearPart(args[0]) == "cheats" {
+				return fmt.Errorf("%.60q is not a part to test", args[0]) // nor an argument: a mistyped command
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd.Context(), s, args) },
 	}
 	f.add(cmd, e2eDoc)
@@ -105,6 +111,12 @@ func (f *e2eFlags) options(args []string) (e2e.Options, error) {
 	for _, part := range args {
 		if !slices.Contains(e2e.Parts, part) {
 			says := fmt.Sprintf("%.60q is not a part to test; write %s", part, strings.Join(e2e.Parts, ", "))
+			switch {
+			case part == "all":
+				return o, errors.New(`"all" is not a part to test; leave it out: all run without an argument`)
+			case task.LangOf(part) != "":
+				return o, fmt.Errorf("%.60q is a submission, and a test sends the problem's own; write kbnode submit --problem PROBLEM %s", part, text.ShellWord(text.Line(part, 60)))
+			}
 			if near := nearPart(part); near != "" {
 				return o, fmt.Errorf("%.60q is not a part to test; write %s", part, near)
 			}
@@ -162,13 +174,18 @@ func nearPart(word string) string {
 }
 
 func (f *e2eFlags) store(ctx context.Context) (*results.Store, error) {
-	switch f.db {
+	dsn := f.db
+	switch dsn {
 	case "":
 		return nil, nil
 	case "env":
-		return results.Open(ctx, os.Getenv("KBNODE_DB"))
+		dsn = os.Getenv("KBNODE_DB")
 	}
-	return results.Open(ctx, f.db)
+	store, err := results.Open(ctx, dsn)
+	if errors.Is(err, results.ErrDSN) {
+		err = term.Usage(err)
+	}
+	return store, err
 }
 
 // show prints the requests that would be sent. It does not ask how many agents there are.

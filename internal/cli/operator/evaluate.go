@@ -2,9 +2,11 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -90,22 +92,20 @@ func (l *localFlags) add(cmd *cobra.Command) {
 // check completes the flags, or says what is wrong with them.
 func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) error {
 	given := cmd.Flags().Changed
-	switch {
-	case l.problem == "" && given("problem"):
+	if l.problem == "" && given("problem") {
 		return term.Usagef("--problem names no problem; give %s", task.Choice)
-	case l.problem == "" && (len(args) == 0 || !isProblem(args[0])):
-		l.problem = nearestProblem(args)
 	}
+	if err := checkPlaces(s, args); err != nil {
+		return err
+	}
+	l.problem = cmp.Or(l.problem, nearestProblem(args))
 	if l.problem == "" {
 		if len(args) == 0 {
 			return term.Usagef("no file and no problem; write such as kbnode evaluate --problem prefix_python mine.py")
 		}
 		i, shown := slices.Index(s.Typed, args[0]), text.Line(args[0], 60)
-		switch {
-		case i < 0:
+		if i < 0 {
 			return term.Usagef("%q needs --problem", shown)
-		case isProblem(args[0]) || slices.Contains(task.Examples(), args[0]):
-			return s.Advise(fmt.Sprintf("%q is a problem", shown), s.With(i, "--problem", args[0]))
 		}
 		return s.Advise(fmt.Sprintf("%q needs its problem, %s", shown, task.Choice), s.With(i, "--problem", "PROBLEM", args[0]))
 	}
@@ -118,12 +118,18 @@ func (l *localFlags) check(s term.Streams, cmd *cobra.Command, args []string) er
 // checkWorkdir refuses a directory with more than an earlier evaluation leaves: programs may change all that is in it, and the
 // problem's files replace those of their names, and are removed in the end.
 func checkWorkdir(dir string) error {
-	files, err := os.ReadDir(dir)
+	info, err := os.Stat(dir)
+	files, readErr := os.ReadDir(dir)
 	shown := text.ShellWord(text.Line(dir, 200))
-	switch {
-	case !isDir(dir):
-		return term.Usagef("--workdir: there is no directory %[1]s; type mkdir %[1]s first, or leave --workdir out", shown)
-	case err != nil, unix.Access(dir, unix.W_OK|unix.X_OK) != nil, filepath.Clean(dir) == "/":
+	inHome, isHome := strings.CutPrefix(dir, "~/")
+	switch absent := errors.Is(err, fs.ErrNotExist); {
+	case absent && isHome:
+		return term.Usagef("--workdir: the shell replaces ~ only without quotes and =; type mkdir -p %[1]s, and write --workdir %[1]s", "~/"+text.ShellWord(text.Line(inHome, 200)))
+	case absent && mayMake(dir):
+		return term.Usagef("--workdir: there is no directory %[1]s; type mkdir -p %[1]s first, or leave --workdir out", shown)
+	case err == nil && !info.IsDir():
+		return term.Usagef("--workdir: %s is a file; type mkdir out, and write --workdir out", shown)
+	case readErr != nil, unix.Access(dir, unix.W_OK|unix.X_OK) != nil, filepath.Clean(dir) == "/":
 		return term.Usagef("--workdir: %s is no place for result.json; name a directory of your own, or leave --workdir out", shown)
 	}
 	var own []string
@@ -137,6 +143,16 @@ func checkWorkdir(dir string) error {
 		}
 	}
 	return nil
+}
+
+// mayMake reports whether mkdir -p may make a directory that does not exist.
+func mayMake(dir string) bool {
+	for {
+		if _, err := os.Lstat(dir); err == nil {
+			return isDir(dir) && unix.Access(dir, unix.W_OK|unix.X_OK) == nil
+		}
+		dir = filepath.Dir(dir)
+	}
 }
 
 // hasResult reports whether an evaluation wrote its result into a directory.

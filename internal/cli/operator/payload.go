@@ -2,6 +2,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,6 +89,9 @@ func document(s term.Streams, problem, mode string, args []string) (string, erro
 		doc, err := t.Config(submission, t.Arch, mode)
 		return doc, term.Usage(err)
 	}
+	if err := checkPlaces(s, args); err != nil {
+		return "", err
+	}
 	in, err := input(s, args)
 	if err != nil {
 		return "", err
@@ -115,6 +119,9 @@ piped in, the environment variables that kbnode runner reads.`,
   kbnode payload decode payload >task.json`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 && task.LangOf(args[0]) != "" {
+				return s.Advise(fmt.Sprintf("%q is a submission, and no payload", text.Line(args[0], 60)), []string{"payload", "encode", "--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]})
+			}
 			packed, err := encoded(s, args)
 			if err != nil {
 				return err
@@ -211,8 +218,8 @@ func readProblem(s term.Streams, name string, args []string) (t *task.Task, subm
 		return nil, "", term.Usage(err)
 	}
 	if len(args) > 0 {
-		if i := slices.Index(s.Typed, args[0]); i >= 0 && s.Find("--problem") < 0 && (isProblem(args[0]) || slices.Contains(task.Examples(), args[0]) && !isDir(args[0])) {
-			return nil, "", s.Advise(fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), s.With(i, "--problem", args[0]))
+		if err := checkPlaces(s, args); err != nil {
+			return nil, "", err
 		}
 		if err := checkLang(s, t, name, args[0]); err != nil {
 			return nil, "", err
@@ -272,6 +279,27 @@ func addProblem(fl *pflag.FlagSet, name *string, usual string) {
 		}
 		return pflag.NormalizedName(typed)
 	})
+}
+
+// checkPlaces refuses a problem in the place of a submission.
+func checkPlaces(s term.Streams, args []string) error {
+	for _, arg := range args {
+		i := slices.Index(s.Typed, arg)
+		switch says := fmt.Sprintf("%q is a problem", text.Line(arg, 60)); {
+		case !namesProblem(arg) || i < 0:
+		case s.Find("--problem") >= 0 || s.Find("--eval") >= 0:
+			return s.Advise(says+", and no submission", s.With(i))
+		default:
+			return s.Advise(says, s.With(i, "--problem", arg))
+		}
+	}
+	return nil
+}
+
+// namesProblem reports whether a word is the directory of a problem, its task.yml, or an example that no file or directory hides.
+func namesProblem(word string) bool {
+	_, absent := os.Lstat(word)
+	return isProblem(word) || filepath.Base(word) == task.FileName && absent == nil || absent != nil && slices.Contains(task.Examples(), word)
 }
 
 func isDir(name string) bool {

@@ -71,9 +71,6 @@ that its steps have time, read_agents and read_pipelines.`,
 			if cmd.Flags().Changed("follow") {
 				return f.followRun(cmd, s, args)
 			}
-			if i := slices.Index(s.Typed, "follow"); i >= 0 && len(args) == 2 && args[0] == "follow" {
-				return s.Advise(`"follow" is no file`, s.With(i, "--follow"))
-			}
 			mode := cmp.Or(f.mode, compare.Modes[0])
 			if err := f.compare.check(s, cmd, args, mode, compare.Modes[:1]); err != nil {
 				return err
@@ -241,13 +238,9 @@ func (f *submitFlags) request(s term.Streams, args []string) (submit.Request, er
 		errs = append(errs, fmt.Errorf("%s brings its own submission; leave out %s, or write --problem %s in place of %s", own, text.Line(strings.Join(args, " "), 60), cmp.Or(nearestProblem(args), "PROBLEM"), own))
 	} else if len(args) > 0 && f.problem == "" {
 		says, instead := "a submission needs --problem", []string{"--problem", cmp.Or(nearestProblem(args), "PROBLEM"), args[0]}
-		switch {
-		case isProblem(args[0]) || slices.Contains(task.Examples(), args[0]):
-			says, instead = fmt.Sprintf("%q is a problem", text.Line(args[0], 60)), []string{"--problem", args[0]}
-		case args[0] == "hello":
-			says, instead = `"hello" is no file`, []string{"--hello"}
-		}
-		if i := slices.Index(s.Typed, args[0]); i >= 0 {
+		if err := checkPlaces(s, args); err != nil {
+			says = err.Error()
+		} else if i := slices.Index(s.Typed, args[0]); i >= 0 {
 			says += "; write " + s.Line(s.With(i, instead...))
 		}
 		errs = append(errs, errors.New(says))
@@ -306,6 +299,9 @@ func (f *submitFlags) readTask(s term.Streams, r *submit.Request, args []string)
 	}
 	if len(args) == 2 {
 		return f.readBoth(s, r, t, text, args)
+	}
+	if len(args) == 0 {
+		s.Progress("submission: the problem's own %s; name a file to send yours", t.Submission)
 	}
 	mode := cmp.Or(f.mode, "test")
 	if err := f.UseProblem(t); err != nil {

@@ -58,7 +58,7 @@ func (t *targetFlags) resolve() error {
 	t.Org, t.Pipeline = t.api.Org, pipelineOf(t.Pipeline)
 	var err error
 	if t.Arch != "" && !task.IsArch(t.Arch) {
-		err = fmt.Errorf("--arch %.60q: write the number alone, without sm_, such as 90a", t.Arch)
+		err = fmt.Errorf("--arch %.60q: write %s", t.Arch, task.MeantArch(t.Arch))
 	}
 	_, orgErr := t.api.org()
 	return errors.Join(err, orgErr, t.Resolve())
