@@ -247,9 +247,11 @@ func checkArgs(cmd *cobra.Command, hint hints) {
 		}
 		var better error
 		if problem := cmd.Flags().Lookup("problem"); len(args) == 2 && problem != nil && !problem.Changed {
-			if better = hint.problemFirst(cmd, args[0]); task.LangOf(args[0]) != "" {
-				better = hint.problemFirst(cmd, args[1])
+			first := args[0]
+			if task.LangOf(first) != "" {
+				first = args[1]
 			}
+			better = hint.problemFirst(cmd, first)
 		}
 		if better == nil && len(args) > 0 && check(cmd, nil) == nil && check(cmd, args[:min(2, len(args))]) != nil {
 			better = hint.unknownArgument(cmd, args, check(cmd, args[:1]) == nil)
