@@ -70,11 +70,11 @@ func everywhere(mounts []host.Mount, dirs []string) []string {
 	for _, dir := range dirs {
 		dir = resolved(dir)
 		on := host.MountOf(mounts, dir)
-		of := filepath.Join(on.Root, strings.TrimPrefix(dir, on.Point)) // of the file system
+		inside := filepath.Join(on.Root, strings.TrimPrefix(dir, on.Point)) // of the file system
 		for _, m := range mounts {
-			switch rest, err := filepath.Rel(m.Root, of); {
+			switch rest, err := filepath.Rel(m.Root, inside); {
 			case m.Device != on.Device || m == on || err != nil:
-			case within(of, m.Root):
+			case within(inside, m.Root):
 				all = append(all, m.Point)
 			case filepath.IsLocal(rest):
 				all = append(all, filepath.Join(m.Point, rest))

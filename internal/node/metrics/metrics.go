@@ -115,7 +115,8 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	}
 	e.mu.Lock()
 	e.pass(s)
-	if e.loanEnd.Reset(); s.Plan != nil && !s.Plan.LoanUntil.IsZero() {
+	e.loanEnd.Reset()
+	if s.Plan != nil && !s.Plan.LoanUntil.IsZero() {
 		e.loanEnd.WithLabelValues().Set(seconds(s.Plan.LoanUntil))
 	}
 	e.slots(s)
@@ -198,7 +199,8 @@ func (e *Exporter) countImplausible(slot string, n int) {
 func (e *Exporter) image(s image.State) {
 	e.imageInfo.Reset()
 	e.imageSince.Reset()
-	if e.imageFailed.Reset(); s.Name != "" {
+	e.imageFailed.Reset()
+	if s.Name != "" {
 		e.imageFailed.WithLabelValues().Set(number(s.Failed != nil || s.Rejected() != nil))
 	}
 	if s.Current == nil {
