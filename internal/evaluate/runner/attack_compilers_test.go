@@ -166,8 +166,8 @@ int plugin_init(void *a, void *b) {
 	SAY(open("", O_RDONLY)); SAY(open("", O_RDONLY | O_DSYNC)); SAY(syscall(SYS_newfstatat, AT_FDCWD, "", &s, AT_EMPTY_PATH));
 	fprintf(out, "%d;", S_ISDIR(s.st_mode)); SAY(readlink("/proc/self/exe", link, sizeof link)); fprintf(out, "%s;", strrchr(link, '/'));
 	SAY(open("/dev/null", O_WRONLY | O_CREAT | O_TRUNC, 0666)); SAY(open("/dev/zero", O_WRONLY)); SAY(access("/dev/null", W_OK));
-	SAY(mkdir("/usr", 0700)); SAY(mkdir("/usr/none", 0700)); SAY(mkdir("/none/none", 0700)); SAY(unlink("/usr/none")); SAY(unlink("/etc/passwd"));
-	SAY(chmod("/etc/passwd", 0600)); SAY(chmod("/etc/none", 0600)); SAY(rename("/etc/none", "/etc/nothing")); SAY(open("/sys/devices/system/cpu", O_RDONLY | O_DIRECTORY));
+	SAY(mkdir("/usr", 0700)); SAY(mkdir("/usr/none", 0700)); SAY(mkdir("/none/none", 0700)); SAY(unlink("/usr/none")); SAY(rmdir("/usr/lib"));
+	SAY(chmod("/etc/passwd", 0644)); SAY(chmod("/etc/none", 0600)); SAY(rename("/etc/none", "/etc/nothing")); SAY(open("/sys/devices/system/cpu", O_RDONLY | O_DIRECTORY));
 	SAY(unlink("/dev/null"));
 	fclose(out);
 	_exit(0);
