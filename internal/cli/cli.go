@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Streams are the command line's standard streams.
@@ -61,6 +63,8 @@ func run(ctx context.Context, args []string, s term.Streams) int {
 	if exit, ok := errors.AsType[*term.ExitError](err); ok {
 		code = exit.Code
 	} else if input, ok := errors.AsType[*config.InputError](err); ok && input != nil {
+		code = term.ExitUsage
+	} else if name, ok := text.Misnamed(err); ok && slices.ContainsFunc(args, func(word string) bool { return word == name || strings.HasSuffix(word, "="+name) }) {
 		code = term.ExitUsage
 	}
 	if msg := term.Hide(err.Error(), term.Secrets(args)); msg != "" {

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,18 +39,8 @@ before stay drained. kbnode resume --all cancels it.`,
 		Example: `  sudo kbnode drain gpu3 --reason 'new fan' --wait
   sudo kbnode drain gpu3 --until 18:00
   sudo kbnode drain --all --reboot`,
-		Args: cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if line := (hints{s}).quotedReason(cmd, args); line != nil {
-				return s.Advise("a reason with blanks needs quotes", line)
-			}
-			for _, word := range args {
-				if i := slices.Index(s.Typed, word); f.wait && i > 0 && s.Typed[i-1] == "--wait" && likelyTimes(word) != nil && node.LikelySlots(word) == nil {
-					return s.Advise("--wait takes no time", s.With(i, "--timeout", word))
-				}
-			}
-			return drain(cmd.Context(), s, f, args)
-		},
+		Args: hints{s}.slotArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return drain(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")
 	cmd.Flags().StringVar(&f.reason, "reason", "", "reason to show in kbnode status")
@@ -77,7 +66,7 @@ returns a GPU without the evaluation (gpu.proof).
 Some drivers do not report that a GPU was reset. With --mended, earlier messages in
 the kernel log about the slots' GPUs stop counting as soon as the GPUs answer.`,
 		Example: `  sudo kbnode resume gpu3 --mended`,
-		Args:    cobra.ArbitraryArgs,
+		Args:    hints{s}.slotArgs,
 		RunE:    func(cmd *cobra.Command, args []string) error { return resume(cmd.Context(), s, f, args) },
 	}
 	cmd.Flags().BoolVar(&f.all, "all", false, "all slots of this node")

@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,8 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-mode/kbnode/internal/cli/term"
-	"github.com/gpu-mode/kbnode/internal/evaluate/task"
-	"github.com/gpu-mode/kbnode/internal/node"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
@@ -22,6 +22,7 @@ func accepted(lines ...[]string) []string {
 	for _, line := range lines {
 		root := Commands()
 		root.InitDefaultVersionFlag()
+		root.InitDefaultHelpFlag()
 		cmd, rest, err := root.Find(line)
 		if line == nil || err != nil {
 			continue
@@ -46,20 +47,12 @@ func (h hints) command(root *cobra.Command) error {
 	if word == "" || !cmd.HasSubCommands() || strings.HasPrefix(word, cobra.ShellCompRequestCmd) {
 		return nil
 	}
-	if cmd != root && cmd.Args(cmd, []string{word}) == nil { // it is an argument
+	if cmd != root && cmd.Args(cmd, []string{word}) == nil && (len(rest) < 2 || named(cmd, word) == nil) { // it is an argument
 		return nil
 	}
 	says := fmt.Sprintf("unknown command %q for %q", text.Line(word, 100), cmd.CommandPath())
 	asked := strings.TrimPrefix(pathOf(cmd)+" "+word, "kbnode ")
 	i := slices.Index(h.Typed, word)
-	if same, ok := sameAnswers[asked]; ok {
-		asked = same
-	} else if h.removes(cmd, i) {
-		asked = "rm"
-	}
-	if answer := answers[asked]; answer != "" {
-		return term.Usagef("%s; %s", says, answer)
-	}
 	if ext := filepath.Ext(word); ext == ".yml" || ext == ".yaml" {
 		switch cmd.Name() {
 		case "config":
@@ -68,83 +61,87 @@ func (h hints) command(root *cobra.Command) error {
 			return term.Usagef("%s; it prints to standard output: %s", says, h.into(h.With(i), word))
 		}
 	}
-	var lines [][]string
-	near := nearCommands(cmd, word)
-	if i+1 < len(h.Typed) && (h.Typed[i+1] == "--all" || node.LikelySlots(h.Typed[i+1]) != nil) {
-		// Runs are cancelled, and not slots.
-		near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" })
-		if len(near) == 0 {
-			return term.Usagef("%s; %s", says, h.ofSlot(term.EndJob))
-		}
-	}
-	var same [][]string
-	for _, name := range near {
-		line := h.instead(i, name)
-		same = append(same, h.With(i, name))
-		if mode := modeWords[word]; mode != "" && name == "evaluate" && h.Find("--mode") < 0 {
-			line = h.With(i, name, "--mode", mode)
-		}
-		lines = append(lines, line)
-	}
-	if cmd == root && i+1 < len(h.Typed) && task.LangOf(h.Typed[i+1]) != "" && accepted(same...) == nil { // as in kbnode check mine.py
-		lines = [][]string{h.With(i, "evaluate")}
-	}
-	if len(lines) == 0 && cmd == root && i+1 < len(h.Typed) { // as in kbnode job cancel RUN
-		next := h.Typed[i+1]
-		for _, c := range root.Commands() {
-			if c.IsAvailableCommand() && (c.Name() == next || c.HasAlias(next) || slices.Contains(c.SuggestFor, next)) {
-				if line := accepted(slices.Replace(slices.Clone(h.Typed), i, i+2, c.Name())); line != nil {
-					lines = append(lines, line)
-				}
-			}
-		}
+	lines, answer := h.meant(cmd, i)
+	if known := answerTo(asked); known != "" {
+		lines, answer = nil, known
 	}
 	switch {
+	case answer != "":
+		return term.Usagef("%s; %s", says, h.ofSlot(answer))
 	case len(lines) > 0:
-		return h.Advise(says, lines...)
+		return h.corrected(says, lines)
 	case cmd == root:
 		return term.Usagef("%s; kbnode --help lists the commands", says)
 	}
-	if flag := strayFlags[pathOf(cmd)]; flag != "" {
+	if flag := strayFlags[pathOf(cmd)]; flag != "" && !isVerb(root, word) {
 		if line := accepted(h.With(i, "--"+flag, word)); line != nil {
 			return h.Advise(says, line)
 		}
 	}
-	var names []string
+	return term.Usagef("%s; it has %s", says, strings.Join(subcommands(cmd), ", "))
+}
+
+// subcommands returns the names of a command's commands.
+func subcommands(cmd *cobra.Command) (names []string) {
 	for _, c := range cmd.Commands() {
 		if c.IsAvailableCommand() {
 			names = append(names, c.Name())
 		}
 	}
-	return term.Usagef("%s; it has %s", says, strings.Join(names, ", "))
+	return names
 }
 
-// shows are the commands that only show something.
-var shows = []string{"status", "doctor", "queue", "logs", "events", "inventory"}
+// isVerb reports whether a word asks for a command: it is no name of a queue. Some queues are for tests.
+func isVerb(root *cobra.Command, word string) bool { return word != "test" && named(root, word) != nil }
 
-// instead returns the typed words with word i replaced, and without the words that follow if they are refused then. Only what
-// changes nothing is advised without them: they may say that it is to be done to one slot, or not at all.
-func (h hints) instead(i int, name string) []string {
-	full := h.With(i, name)
-	if slices.Contains(shows, name) && accepted(full) == nil {
-		return full[:i+1]
+// answerTo returns the line of answers for words, or "".
+func answerTo(asked string) string {
+	if same, ok := sameAnswers[asked]; ok {
+		asked = same
 	}
-	return full
+	return answers[asked]
 }
 
-// removes reports whether word i and its neighbor ask to remove something that may be less than all of kbnode. A command like
-// word i that has commands of its own, such as image for images, says itself what becomes of the neighbor.
-func (h hints) removes(cmd *cobra.Command, i int) bool {
-	if cmd != cmd.Root() || i < 0 || i+1 >= len(h.Typed) {
-		return false
+// corrected advises those of some lines that kbnode accepts. If it accepts none, it says which command was meant, and what is
+// wrong with the rest: who types a refused line learns it only then.
+func (h hints) corrected(says string, lines [][]string) error {
+	var good [][]string
+	var names []string
+	for _, line := range lines {
+		cmd, _, _ := h.Commands.Find(line) // the error is of a word that refusal explains
+		if whole := placed(cmd, line); len(whole) > len(line) || accepted(line) != nil {
+			good = append(good, whole)
+		}
+		names = append(names, pathOf(cmd))
 	}
-	word, next := h.Typed[i], h.Typed[i+1]
-	group := func(name string) bool {
-		c, _, err := cmd.Find([]string{name})
-		return err == nil && c.HasSubCommands()
+	if good != nil {
+		return h.Advise(says, good...)
 	}
-	return slices.Contains(synonyms["uninstall"], next) && !slices.ContainsFunc(nearCommands(cmd, word), group) ||
-		slices.Contains(synonyms["uninstall"], word) && !strings.HasPrefix(next, "-") && accepted(h.With(i, "uninstall")) == nil
+	says = fmt.Sprintf("%s; the command is %s", says, strings.Join(names, " or "))
+	if len(lines) > 1 {
+		return term.Usagef("%s", says)
+	}
+	return term.Usage(errors.Join(errors.New(says), h.refusal(lines[0])))
+}
+
+// refusal returns what kbnode says about the flags and arguments of a line.
+func (h hints) refusal(line []string) error {
+	s := term.Streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard, Typed: line}
+	root := newRoot(s)
+	s.Commands = root
+	root.InitDefaultHelpFlag()
+	if err := (hints{s}).command(root); err != nil {
+		return err
+	}
+	cmd, rest, err := root.Find(line)
+	if err != nil {
+		return err
+	}
+	cmd.InitDefaultHelpFlag()
+	if err := cmd.ParseFlags(rest); err != nil {
+		return cmd.FlagErrorFunc()(cmd, err)
+	}
+	return cmd.ValidateArgs(cmd.Flags().Args())
 }
 
 // into says to write what a line prints into a file. If that exists, it advises no line that names it: the shell would empty

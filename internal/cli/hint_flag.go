@@ -26,7 +26,7 @@ func (h hints) flag(cmd *cobra.Command, err error) error {
 	}
 	if bare, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
 		_, about := pflag.UnquoteUsage(bare.GetFlag())
-		return term.Usagef("--%s needs a value: %s; %s", bare.GetFlag().Name, about, help)
+		return term.Usagef("--%s needs a value; %s --help says of it: %s", bare.GetFlag().Name, cmd.CommandPath(), about)
 	}
 	if bad, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		return h.badValue(bad, help)
@@ -94,7 +94,11 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	if line := h.lastLines(cmd, name, i); line != "" {
 		return term.Usagef("%s; write %s", says, line)
 	}
-	if answer := cmp.Or(answers[pathOf(cmd)+" "+dashes+name], answers["* "+dashes+name]); answer != "" {
+	group := ""
+	if parent := cmd.Parent(); parent != nil && parent != cmd.Root() {
+		group = pathOf(parent)
+	}
+	if answer := cmp.Or(answers[pathOf(cmd)+" "+dashes+name], answers[group+" "+dashes+name], answers["* "+dashes+name]); answer != "" {
 		return term.Usagef("%s; %s", says, h.ofSlot(answer))
 	}
 	if term.SecretName().MatchString(name) && cmd.Flags().Lookup("token-file") != nil {
@@ -108,7 +112,7 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return h.Advise(says, h.With(i, "./"+h.Typed[i]))
 	}
 	value := strings.TrimPrefix(h.Typed[i], dashes+name) // =x, or nothing
-	near := nearFlag(cmd, name)
+	near := h.nearFlag(cmd, name)
 	if near == "json" && slices.Contains(sameFlags[name], near) {
 		return h.json(cmd, says, i)
 	}
@@ -116,6 +120,7 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	if near != "" {
 		lines = append(lines, h.With(i, "--"+near+value))
 	}
+	lines = append(lines, h.wordOf(cmd, i, name)...)
 	for _, flag := range valueFlags(cmd, name) {
 		lines = append(lines, h.With(i, "--"+flag, name))
 	}
@@ -138,11 +143,6 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 		return term.Usagef("%s; write CUDA_VISIBLE_DEVICES=%s before the command", says, number)
 	case cmd.Name() == "evaluate" && flagOf(cmd.Root(), "submit", name) && slices.Contains(h.Typed, "evaluate"):
 		return h.Advise(says+"; kbnode evaluate runs here, and kbnode submit on a queue's agents", h.With(slices.Index(h.Typed, "evaluate"), "submit"))
-	case slices.Contains(fileFlags, name) && (strings.Contains(cmd.Use, "FILE") || strings.Contains(cmd.Use, "SUBMISSION")), slices.Contains(runFlags, name) && strings.Contains(cmd.Use, "RUN"):
-		lines = [][]string{h.With(i)}
-		if file, ok := strings.CutPrefix(value, "="); ok {
-			lines[0] = h.With(i, file)
-		}
 	default:
 		lines = nil
 		for _, flag := range partFlags(cmd, name) {
@@ -154,7 +154,7 @@ func (h hints) unknownFlag(cmd *cobra.Command, unknown *pflag.NotExistError) err
 	if len(lines) > 0 {
 		return h.Advise(says, lines...)
 	}
-	return term.Usagef("%s; %s", says, flagList(cmd, name))
+	return term.Usagef("%s; %s", says, h.elsewhere(cmd, name))
 }
 
 // ofSlot returns an answer for the slot that is named: what ends the job of the answer's gpu3 must not be pasted for another.
@@ -178,7 +178,7 @@ func (h hints) ofSlot(answer string) string {
 }
 
 // numberedLines are other tools' flags for the last lines of a log.
-var numberedLines = []string{"n", "lines", "tail"}
+var numberedLines = []string{"n", "lines", "tail", "last"}
 
 // lastLines returns what shows the part of a log that flag i of another tool asks for, or "".
 func (h hints) lastLines(cmd *cobra.Command, name string, i int) string {
@@ -217,21 +217,26 @@ var gpuNumbers = lazy.Regexp(`^\d+(,\d+)*$`)
 // mostFlags is how many flags a message lists.
 const mostFlags = 8
 
-// flagList says which flags a command has: all, or those with the first letter of the one that was typed.
-func flagList(cmd *cobra.Command, name string) string {
-	var all, similar []string
+// ownFlags returns the flags of a command, with their hyphens.
+func ownFlags(cmd *cobra.Command) (all []string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || f.Name == "help" {
-			return
-		}
-		all = append(all, "--"+f.Name)
-		if name != "" && f.Name[0] == name[0] {
-			similar = append(similar, "--"+f.Name)
+		if !f.Hidden && f.Name != "help" {
+			all = append(all, "--"+f.Name)
 		}
 	})
+	return all
+}
+
+// flagList says which flags a command has: all, or those with the first letter of the one that was typed.
+func flagList(cmd *cobra.Command, name string) string {
+	all := ownFlags(cmd)
+	similar := slices.DeleteFunc(slices.Clone(all), func(flag string) bool { return name == "" || flag[2] != name[0] })
 	path := cmd.CommandPath()
 	switch {
 	case len(all) == 0:
+		if cmd.HasSubCommands() {
+			return path + " has " + strings.Join(subcommands(cmd), ", ")
+		}
 		return path + " has no flags"
 	case len(all) <= mostFlags && cmd != cmd.Root():
 		return path + " has " + strings.Join(all, ", ")

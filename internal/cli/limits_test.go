@@ -138,7 +138,7 @@ func TestShortLimits(t *testing.T) {
 func TestLongLine(t *testing.T) {
 	t.Parallel()
 	for count, repaired := range map[int]bool{maxRetyped: true, maxRetyped + 1: false} {
-		typed := append([]string{"cancel"}, slices.Repeat([]string{"“1”"}, count-1)...)
+		typed := append([]string{"queue"}, slices.Repeat([]string{"“1”"}, count-1)...)
 		err := term.Usagef("no run")
 		if got := (hints{term.Streams{Typed: typed, Commands: Commands()}}).retyped(err); (got.Error() != err.Error()) != repaired {
 			t.Errorf("%d words: %v", count, got)

@@ -26,14 +26,8 @@ func newLogs(s term.Streams) *cobra.Command {
 run its jobs. What containers print is in Buildkite, not in the journal. Write a slot
 as gpu3 or 3. Without SLOT, show those of all slots, and of kbnode's own service.`,
 		Example: `  sudo kbnode logs gpu3 -f`,
-		Args:    cobra.MaximumNArgs(1),
+		Args:    cobra.MatchAll(cobra.MaximumNArgs(1), hints{s}.slotArgs),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if answer := answers["logs "+strings.Join(args, " ")]; answer != "" {
-				return term.Usagef("%s", answer)
-			}
-			if err := (node.Selection{All: len(args) == 0, Names: args}).Check(); err != nil {
-				return err
-			}
 			if err := toRead(s, "logs"); err != nil {
 				return err
 			}

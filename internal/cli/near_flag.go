@@ -9,6 +9,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-mode/kbnode/internal/node"
+	"github.com/gpu-mode/kbnode/internal/node/doctor"
+	"github.com/gpu-mode/kbnode/internal/plan"
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/std/lazy"
 	"github.com/gpu-mode/kbnode/internal/std/text"
 )
@@ -41,9 +44,9 @@ func partFlags(cmd *cobra.Command, word string) (names []string) {
 }
 
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".
-func nearFlag(cmd *cobra.Command, name string) string {
+func (h hints) nearFlag(cmd *cobra.Command, name string) string {
 	for _, same := range sameFlags[name] {
-		if cmd.Flags().Lookup(same) != nil {
+		if f := cmd.Flags().Lookup(same); f != nil && (isList(f) || same == "json" || h.Find("--"+same) < 0) {
 			return same
 		}
 	}
@@ -76,6 +79,8 @@ func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
 	case strings.HasSuffix(arg, ".txtar"):
 		name = "root"
 	case strings.Contains(arg, "="), cmd.Name() == "doctor" && isSlot, // it checks all
+		name == "queue" && isVerb(cmd.Root(), arg), name == "only" && !isCheck(arg),
+		name == "slot" && node.LikelySlots(arg) == nil && arg != "node",
 		name == "agent-version" && !versionForm().MatchString(arg):
 		return "", ""
 	case name == "output" && !strings.HasSuffix(arg, ".tar"):
@@ -93,9 +98,66 @@ func strayFlag(cmd *cobra.Command, arg string) (name, value string) {
 	return name, value
 }
 
+// isCheck reports whether a word is a check of doctor, or a group of them.
+func isCheck(word string) bool {
+	_, err := doctor.Options{Checks: doctor.All(), Only: []string{word}}.Choose()
+	return err == nil
+}
+
 // isList reports whether a flag takes several values.
 func isList(f *pflag.Flag) bool {
 	return f != nil && (strings.HasSuffix(f.Value.Type(), "Slice") || strings.HasSuffix(f.Value.Type(), "Array"))
 }
 
 var versionForm = lazy.Regexp(`^\d+\.\d+\.\d+`)
+
+// wordOf returns the lines in which flag i is a word: a command, or what the command takes as a word.
+func (h hints) wordOf(cmd *cobra.Command, i int, name string) (lines [][]string) {
+	value, given := strings.CutPrefix(h.Typed[i], "--"+name+"=")
+	bare := h.With(i)
+	if given {
+		bare = h.With(i, value)
+	}
+	if words := strings.Fields(h.Typed[i]); len(words) > 1 { // '--queue b200'
+		lines = append(lines, h.With(i, words...))
+	}
+	for _, sub := range named(cmd, name) { // config --show
+		lines = append(lines, h.With(i, sub.Name()))
+	}
+	if node.LikelySlots(name) != nil && strings.Contains(cmd.Use, "SLOT") { // -gpu3
+		lines = append(lines, h.With(i, name))
+	}
+	for word, flags := range wordFlags {
+		if strings.Contains(cmd.Use, word) && slices.Contains(flags, name) {
+			lines = append(lines, bare)
+		}
+	}
+	switch isAll := name == "all" || name == "a"; {
+	case cmd == cmd.Root(): // kbnode --json status
+		lines = append(lines, append(h.With(i), h.Typed[i]))
+	case cmd.HasSubCommands() && len(ownFlags(cmd)) > 0, isAll && !slices.Contains(shows, cmd.Name()) && strings.Contains(cmd.Use, " "):
+	case cmd.HasSubCommands() && (given || i+1 < len(h.Typed)), isAll: // completion --shell zsh; others show all
+		lines = append(lines, bare)
+	}
+	return lines
+}
+
+// elsewhere says where what a flag asks for is set or done: in the configuration, by another command, or by another flag.
+func (h hints) elsewhere(cmd *cobra.Command, name string) string {
+	path := pathOf(cmd)
+	if slices.Contains(ownFile, path) && slices.Contains(fileFlags, name) {
+		return ownConfig
+	}
+	if key := config.KeyOf(name); key != "" && (path == "plan" || slices.Contains(ownFile, path)) {
+		return "set " + key + " in " + plan.ConfigPath + ", then kbnode config check"
+	}
+	root := cmd.Root()
+	other, _ := phrase(root, cmd.Name(), name)
+	if c, _, err := root.Find([]string{name}); err == nil && c.Name() == name && name != "queue" && c.IsAvailableCommand() && !c.HasSubCommands() {
+		other = []string{name}
+	}
+	if other != nil && cmd.Parent() == root && accepted(other) != nil {
+		return "write " + h.Line(other)
+	}
+	return flagList(cmd, name)
+}

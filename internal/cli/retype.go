@@ -141,7 +141,10 @@ func equated(words []string) (all []string) {
 		}
 		isFlag := strings.HasPrefix(before, "-") && !slices.Contains(pairFlags, before)
 		last := i == len(words)-1
+		isPair := len(all) > 1 && slices.Contains(pairFlags, all[len(all)-2])
 		switch value, cut := strings.CutPrefix(word, "="); {
+		case isPair && (cut || strings.HasSuffix(before, "=")) && !strings.HasPrefix(word, "-"):
+			all[len(all)-1] = before + word
 		case cut && isFlag && !strings.Contains(before, "=") && (value != "" || !last):
 			if value != "" {
 				all = append(all, value)

@@ -16,14 +16,14 @@ import (
 var synonyms = map[string][]string{
 	"install": {"setup", "init"}, "uninstall": {"remove", "delete", "purge"}, "reconcile": {"apply", "sync", "restart", "reload", "repair"},
 	"drain": {"cordon", "pause", "disable", "stop"}, "resume": {"uncordon", "unpause", "enable", "start"},
-	"status": {"ps", "ls", "list", "slots", "top", "info", "get", "describe", "show", "stats"},
+	"status": {"ps", "ls", "list", "slots", "slot", "top", "info", "get", "describe", "show", "stats"},
 	"doctor": {"check", "diagnose", "health", "verify", "troubleshoot"}, "logs": {"journal", "journalctl", "tail", "log"}, "events": {"history", "audit"},
-	"bundle": {"airgap", "offline", "pack"}, "inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
+	"bundle": {"airgap", "offline", "pack"}, "inventory": {"gpus", "gpu", "devices", "hardware", "topology", "detect", "facts", "nvidia-smi", "rocm-smi"}, "upgrade": {"update"}, "image": {"update", "images", "pull"},
 	"cancel": {"abort", "kill", "scancel", "stop"}, "submit": {"send", "upload", "sbatch", "srun", "enqueue"}, "config": {"configure", "conf", "settings"},
-	"queue": {"queues", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "profile", "compare", "diff"},
+	"queue": {"queues", "node", "nodes", "agents", "fleet", "jobs", "squeue", "sinfo", "builds"}, "evaluate": {"eval", "test", "run", "bench", "benchmark", "profile", "compare", "diff"},
 
-	"config check": {"validate", "verify", "lint", "test"}, "config show": {"view", "print", "cat", "dump", "list"},
-	"image list": {"ls", "show", "inspect", "history"}, "image update": {"pull", "fetch", "upgrade", "refresh"}, "image rollback": {"revert", "undo", "restore"},
+	"config check": {"validate", "verify", "lint", "test"}, "config show": {"view", "print", "cat", "dump", "list", "get"},
+	"image list": {"ls", "show", "inspect", "history"}, "image build": {"create", "make"}, "bundle create": {"make", "build", "pack"}, "bundle check": {"verify", "test", "inspect"}, "queue create": {"add", "new", "make"}, "image update": {"pull", "fetch", "upgrade", "refresh"}, "image rollback": {"revert", "undo", "restore"},
 	"completion bash": {"sh"}, "pipeline eval": {"fast"}, // it ran docker on the node, which no step can any more
 }
 
@@ -57,6 +57,13 @@ const (
 	followRun   = "write kbnode submit --follow RUN, with the run ID that kbnode submit printed"
 	nameRun     = "write kbnode cancel RUN, with the run ID that kbnode submit printed"
 	ownTemplate = "kbnode submit --problem PROBLEM --template Python prints a template"
+	noAsk       = "leave it out: it asks nothing"
+	noPlanned   = "leave it out: kbnode plan shows what would change, and changes nothing"
+	again       = "leave it out: each install brings the node to its configuration, and sudo kbnode upgrade changes its agent"
+	errorsOnly  = "write sudo journalctl -p err -u 'buildkite-agent-gpu*' -u 'kbnode-job-gpu*'"
+	onNode      = "type it on that node, without this flag: sudo kbnode drain --all"
+	ownMIG      = "kbnode changes no MIG mode; set it with nvidia-smi, as in docs/shapes.md, and then write sudo kbnode install"
+	ownUpgrade  = "to upgrade kbnode itself, replace it with apt or dnf; for its agent, write sudo kbnode upgrade --agent-version VERSION"
 	oneNode     = "jobs go to a queue, where Buildkite chooses the agent; for one node, give a pipeline the steps of kbnode pipeline --queue b200 --agent node=NAME"
 )
 
@@ -64,8 +71,15 @@ var nameExample = "write kbnode evaluate --problem NAME; the names are " + strin
 
 // answers say what to type for words and flags of other tools, after the command that they were typed to.
 var answers = map[string]string{
-	"login": "no login exists; for a node, write sudo kbnode install --token-file FILE, and for a queue, set BUILDKITE_API_TOKEN",
-	"man":   "write man kbnode, or kbnode --help", "docs": "write man kbnode, or kbnode --help",
+	"set": "write " + editConfig, "edit": "write " + editConfig,
+	"docker": "kbnode runs no docker; write sudo docker and the rest, or sudo kbnode status for the slots and their jobs",
+	"mig":    ownMIG, "install --mig": ownMIG, "plan --mig": ownMIG,
+	"demo":     "write kbnode submit --queue b200 --hello",
+	"rollback": "for the image, write sudo kbnode image rollback; for the agent, sudo kbnode upgrade --agent-version VERSION; for kbnode, install its old package",
+	"wait":     "write sudo kbnode drain gpu3 --wait to wait for a slot's job, or kbnode submit --follow RUN for a run",
+	"scontrol": "for a node, write sudo kbnode drain --all on it; for a slot, sudo kbnode drain gpu3",
+	"login":    "no login exists; for a node, write sudo kbnode install --token-file FILE, and for a queue, set BUILDKITE_API_TOKEN",
+	"man":      "write man kbnode, or kbnode --help", "docs": "write man kbnode, or kbnode --help",
 	"support": "write sudo kbnode doctor --bundle node.tar.gz", "metrics": "set metrics.listen in /etc/kbnode/config.yaml, and read http://ADDRESS/metrics",
 	"exec":     "a slot runs jobs and nothing else; to send one, write kbnode submit, and to see what runs, sudo kbnode logs gpu3",
 	"template": ownTemplate,
@@ -73,17 +87,22 @@ var answers = map[string]string{
 	"examples": nameExample, "evaluate --list": nameExample, "submit --list": nameExample,
 	"follow": followRun, "submit --status": followRun, "submit --watch": followRun, "submit --logs": followRun,
 	"submit --cancel": nameRun, "submit --abort": nameRun, "submit --stop": nameRun,
-	"results": "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
-	"rm":      "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
-	"service": service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
+	"results":        "write kbnode submit --follow RUN for the result of a run; leaderboards are kernelbot's",
+	"rm":             "for a slot, write sudo kbnode drain gpu3, and for all of kbnode, sudo kbnode uninstall",
+	"upgrade kbnode": ownUpgrade, "upgrade agent": ownUpgrade, "upgrade --kbnode": ownUpgrade, "upgrade latest": ownUpgrade,
+	"service": service, "reconcile kbnode": service, "daemon start": service, "daemon stop": service, "daemon restart": service, "daemon status": service, "logs kbnode": ownLog, "logs node": ownLog, "logs daemon": ownLog, "logs docker": "this is no slot; write sudo journalctl -u docker", "* --metrics": "set metrics.listen in /etc/kbnode/config.yaml",
 
 	"acceptance": "write sudo kbnode doctor --acceptance", "preflight": "write sudo kbnode doctor --preflight",
 	"reboot": "write sudo kbnode drain --all --reboot",
 	"reset":  "write sudo kbnode drain gpu3 --wait, and then what docs/health.md says under Resetting a GPU",
 	"rotate": "write sudo kbnode install --token-file FILE",
 
-	"config edit": "write " + editConfig, "config apply": ownConfig, "config load": ownConfig, "config set": "write " + editConfig, "config get": "write kbnode config show",
-	"image rm": "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",
+	"config edit": "write " + editConfig, "config apply": ownConfig, "config load": ownConfig, "config set": "write " + editConfig, "config get": "write kbnode config show", "config diff": "write kbnode plan, which shows what would change",
+	"config init": "write sudo kbnode install --queue b200; it needs a file only for what has no flag",
+	"image push":  "kbnode pushes no image; write docker push", "queue rm": "kbnode deletes no queue; do it in Buildkite, under Agents, the cluster, Queues",
+	"bundle extract":  "install and image update read it as it is, with --bundle FILE; for kbnode alone, write tar -xf FILE kbnode",
+	"pipeline upload": "it prints to standard output: write kbnode pipeline | buildkite-agent pipeline upload",
+	"image rm":        "kbnode removes old images itself; image.keep in /etc/kbnode/config.yaml says how many stay",
 
 	"status -w": "write " + watch, "status -f": "write " + watch,
 	"image load": "write sudo kbnode image update --bundle FILE", "image import": "write sudo kbnode image update --bundle FILE",
@@ -93,13 +112,12 @@ var answers = map[string]string{
 	"logs --grep":   "write sudo kbnode logs | grep WORD",
 	"logs -u":       "write sudo kbnode logs gpu3, or sudo journalctl -u kbnode",
 	"events --grep": grepEvents, "events --level": grepEvents, "events --kind": grepEvents, "events --type": grepEvents,
-	"install -n":       "write sudo kbnode install --dry-run",
-	"install --force":  "write --adopt to replace files that kbnode did not write, and --yes to be asked nothing",
-	"install --config": ownConfig, "install -c": ownConfig, "install -f": ownConfig,
-	"uninstall -n": "write sudo kbnode uninstall --dry-run", "uninstall --force": "write --now to end running jobs, and --yes to be asked nothing",
+	"install -n":      "write sudo kbnode install --dry-run",
+	"install --force": "write --adopt to replace files that kbnode did not write, and --yes to be asked nothing",
+	"uninstall -n":    "write sudo kbnode uninstall --dry-run", "uninstall --force": "write --now to end running jobs, and --yes to be asked nothing",
 	"reconcile --dry-run": "write kbnode plan, which shows what would change",
 	"install --root":      "write kbnode plan --root FILE, which shows what install would do there",
-	"plan --dry-run":      "leave it out: kbnode plan writes nothing",
+	"plan --dry-run":      noPlanned,
 	"drain --force":       noEnd, "drain --now": noEnd, "drain --kill": noEnd, "drain --cancel": noEnd, "drain -f": noEnd,
 	"doctor --full": checksAll, "doctor --all": checksAll, "doctor --deep": checksAll,
 	"evaluate --compare": "leave it out, and name both files: kbnode evaluate old.py new.py", "submit --compare": "leave it out, and name both files: kbnode submit old.py new.py",
@@ -112,14 +130,37 @@ var answers = map[string]string{
 	"schema":         "schemas of what --json prints are in /usr/share/kbnode/schemas on a node, and in packaging/schemas of kbnode's source",
 	"image build -t": ownName, "image build --tag": ownName,
 	"evaluate --timeout": ownLimits, "evaluate --limit": ownLimits,
-	"completion --shell": "write kbnode completion bash",
-	"evaluate -v":        ownOutput, "evaluate --verbose": ownOutput, "evaluate --debug": ownOutput, "evaluate --keep": ownOutput,
+	"evaluate -v": ownOutput, "evaluate --verbose": ownOutput, "evaluate --debug": ownOutput, "evaluate --keep": ownOutput,
 	"evaluate --result": ownOutput, "evaluate --save": ownOutput, "evaluate --log": ownOutput,
 	"submit -v": sentOutput, "submit --verbose": sentOutput, "submit --debug": sentOutput, "submit --save": sentOutput, "submit --log": sentOutput,
 	"evaluate --seed": ownSeed, "submit --seed": ownSeed,
-	"cancel --all": nameRun, "cancel --queue": nameRun, "cancel --yes": "leave it out: kbnode cancel asks nothing", "cancel -y": "leave it out: kbnode cancel asks nothing",
+	"cancel --yes": "leave it out: kbnode cancel asks nothing", "cancel -y": "leave it out: kbnode cancel asks nothing",
 	"* -v": noDebug, "* --verbose": noDebug, "* --debug": noDebug,
-	"submit --wait": follows, "submit --no-wait": follows, "submit --detach": follows, "submit -d": follows,
+	"* --quiet": "leave it out; >/dev/null after the line hides what it prints",
+	"* --yes":   noAsk, "* -y": noAsk, "* --no-input": noAsk, "* --non-interactive": noAsk,
+	"plan -n": noPlanned, "plan --diff": noPlanned, "plan --target": "leave it out: a plan is of the whole node",
+	"install --proxy":         "write sudo HTTPS_PROXY=http://PROXY:PORT kbnode install",
+	"install --agent-version": "leave it out, and then write sudo kbnode upgrade --agent-version VERSION",
+	"install --exclude":       "name the GPUs to use, such as --gpus 0-2,4-7", "plan --exclude": "name the GPUs to use, such as --gpus 0-2,4-7",
+	"install --json":      "write kbnode plan --json, which shows what install would do",
+	"install --no-docker": "leave it out: jobs run in Docker's containers",
+	"install --reinstall": again, "install --state": again, "install --update": again, "install --upgrade": again,
+	"uninstall --purge": "leave it out: it removes all that kbnode set up", "uninstall --wait": "leave it out: without --now, it waits for jobs",
+	"uninstall --keep-config": "copy /etc/kbnode/config.yaml first: kbnode removes it if install wrote it",
+	"upgrade --rollback":      "name the version to return to: write sudo kbnode upgrade --agent-version VERSION",
+	"image rollback --to":     "leave it out, since it returns to the image before; for another, write sudo kbnode image update IMAGE",
+	"image update --force":    "write --now to fetch it while jobs run", "image update --tag": "write the whole name: sudo kbnode image update ghcr.io/gpu-mode/kernelbot:TAG",
+	"config check --fix": "leave it out: kbnode does not edit the file, and says what to write",
+	"notify --test":      "leave it out: kbnode notify sends a test",
+	"events --until":     "leave it out; kbnode events --json has the times, for jq",
+	"logs --level":       errorsOnly, "logs -p": errorsOnly, "logs --priority": errorsOnly,
+	"drain --undo": "write sudo kbnode resume gpu3", "drain --node": onNode, "drain --ignore-daemonsets": onNode,
+	"resume --node": "type it on that node: sudo kbnode resume --all", "resume --force": "leave it out; write --mended if a GPU was reset and kbnode did not notice",
+	"status --node": "write kbnode queue --node NAME", "status --queue": "write kbnode queue NAME",
+	"cancel --all": nameRun, "cancel --queue": nameRun, "submit --gres": "leave it out: a job has the GPU of its slot",
+	"version --short": "leave it out; kbnode version --json has the number alone",
+	"e2e --list":      "leave it out; kbnode e2e --help says what is tested",
+	"submit --wait":   follows, "submit --no-wait": follows, "submit --detach": follows, "submit -d": follows,
 	"* --no-color": noColor, "* --color": noColor,
 }
 
@@ -130,16 +171,20 @@ var sameAnswers = map[string]string{
 	"ssh": "exec", "attach": "exec", "shell": "exec", "templates": "template", "new": "template", "problems": "examples", "problem": "examples", "schemas": "schema",
 	"result": "results", "leaderboard": "results", "image prune": "image rm", "image remove": "image rm", "image delete": "image rm",
 	"submissions": "follow", "submission": "follow", "runs": "follow", "watch": "follow",
-	"systemctl": "service", "daemon-reload": "service",
+	"queue delete": "queue rm", "queue remove": "queue rm", "config update": "config edit", "config change": "config edit", "config reload": "config apply",
+	"config import": "config apply", "config create": "config init", "config new": "config init",
+	"self-update": "upgrade kbnode", "selfupdate": "upgrade kbnode", "upgrade buildkite-agent": "upgrade agent",
+	"set-token": "rotate", "hello": "demo", "revert": "rollback", "undo": "rollback", "prometheus": "metrics", "exporter": "metrics", "nvidia-mig": "mig",
+	"image publish": "image push", "bundle unpack": "bundle extract", "bundle install": "bundle extract", "bundle load": "bundle extract", "systemctl": "service", "daemon-reload": "service",
 }
 
 // sameFlags are other tools' words for a flag, the first that a command has.
 var sameFlags = map[string][]string{
-	"leaderboard": {"problem"}, "task": {"problem"}, "p": {"problem", "pipeline"}, "organization": {"org"}, "q": {"queue"},
+	"leaderboard": {"problem"}, "task": {"problem"}, "p": {"problem", "queue", "pipeline"}, "organization": {"org"}, "q": {"queue"},
 	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
 	"for": {"until"}, "follow": {"watch"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
-	"c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
+	"a": {"all"}, "reset": {"mended"}, "hostname": {"node"}, "name": {"node"}, "n": {"node"}, "partition": {"queue"}, "c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
 }
 
 // flagWord explains a first word in the place of a submission that is no file, but the name of a flag without its hyphens, or
@@ -174,8 +219,15 @@ func (h hints) flagWord(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// runFlags are flags for what kbnode cancel takes as a word.
-var runFlags = []string{"run-id", "run", "id", "follow", "job"}
+// wordFlags are flags of other tools for what kbnode takes as a word, by what its help calls that.
+var wordFlags = map[string][]string{
+	"RUN": {"run-id", "run", "id", "follow", "job"}, "NAME": {"name"}, "IMAGE": {"image", "name"},
+	"FILE": append([]string{"input"}, fileFlags...), "SUBMISSION": {"file", "f", "submission", "input", "kernel", "script"},
+	"SLOT": {"slot", "slots", "s", "gpu", "gpus", "g", "gpu-index", "index", "device", "d"},
+}
 
-// fileFlags are flags of other tools for what kbnode takes as a word.
-var fileFlags = []string{"file", "f", "submission", "input", "kernel", "script"}
+// fileFlags are flags of other tools for a file.
+var fileFlags = []string{"config", "c", "file", "filename", "f", "values"}
+
+// ownFile are the commands that read the node's configuration file, and no other.
+var ownFile = []string{"install", "reconcile"}

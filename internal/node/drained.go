@@ -62,9 +62,11 @@ func (s Selection) Check() error {
 			name += " " + s.Names[i+1]
 		}
 		likely := strings.Join(LikelySlots(name), " ")
-		switch strings.ToLower(name) {
-		case "all", "*", "gpu*":
+		switch low := strings.ToLower(name); {
+		case slices.Contains([]string{"all", "*", "gpu*"}, low):
 			likely = "--all"
+		case gpuID().MatchString(low):
+			return config.BadInput("%.60q is a GPU; write its slot, such as gpu3: kbnode plan shows the PCI address of each slot's GPU, and kbnode inventory its UUID", name)
 		}
 		return config.BadInput("there is no slot %.60q; write %s", name, cmp.Or(likely, "slots such as gpu3"))
 	}
@@ -76,6 +78,9 @@ const maxLikely = 16
 
 // oneSlot matches other names of a slot: GPU-3, slot 3, its agent's name, its units.
 var oneSlot = lazy.Regexp(`^(?:[\w.-]*-)?(?:gpu|slot)[- ]?(\d+)(?:@[\w.-]*)?(?:\.(?:service|slice|socket))?$`)
+
+// gpuID matches a PCI address, and what a UUID begins with.
+var gpuID = lazy.Regexp(`^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$|^(?:gpu-|mig-)?[0-9a-f]{8}-[0-9a-f]{4}-`)
 
 // LikelySlots returns the slots that people may mean by a word that is none: gpu0 to gpu3 by 0-3, gpu3 by GPU-3.
 func LikelySlots(word string) (names []string) {
@@ -89,6 +94,9 @@ func LikelySlots(word string) (names []string) {
 		return nil
 	}
 	for _, k := range numbers.Ints() {
+		if k >= config.MaxSlots { // the number of a build, perhaps
+			return nil
+		}
 		names = append(names, fmt.Sprintf("gpu%d", k))
 	}
 	return names

@@ -32,7 +32,7 @@ stays as it is. The API token needs the scopes read_builds and write_builds.`,
 			if len(args) == 0 {
 				return term.Usagef("no run is named; write kbnode cancel RUN, with the run ID that kbnode submit printed")
 			}
-			return nil
+			return checkRuns(submit.Target{Pipeline: defaultPipeline}, args...)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			target.Pipeline = pipelineOf(target.Pipeline)

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/tools/txtar"
 
+	"github.com/gpu-mode/kbnode/internal/plan/config"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/plan/nvml"
 	"github.com/gpu-mode/kbnode/internal/std/text"
@@ -155,11 +156,11 @@ func Open(name string) (root string, closeRoot func() error, err error) {
 	archive := txtar.Parse(doc)
 	switch n := len(archive.Files); {
 	case bytes.HasPrefix(doc, []byte{0x1f, 0x8b}):
-		return "", nil, fmt.Errorf("open machine: %s is compressed; unpack it first, with gunzip", name)
+		return "", nil, config.BadInput("open machine: %s is compressed; unpack it first, with gunzip", name)
 	case n == 0 && bytes.HasPrefix(bytes.TrimSpace(doc), []byte("{")):
-		return "", nil, fmt.Errorf("open machine: %s is JSON, as of kbnode inventory --json; give a file made by kbnode inventory --capture", name)
+		return "", nil, config.BadInput("open machine: %s is JSON, as of kbnode inventory --json; give a file made by kbnode inventory --capture", name)
 	case n == 0 || n > maxArchiveFiles:
-		return "", nil, fmt.Errorf("open machine: %s is no recording, with %d files in it; give a directory, or a file made by kbnode inventory --capture", name, n)
+		return "", nil, config.BadInput("open machine: %s is no recording, with %d files in it; give a directory, or a file made by kbnode inventory --capture", name, n)
 	}
 	dir, err := os.MkdirTemp("", "kbnode-machine-")
 	if err != nil {

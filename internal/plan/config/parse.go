@@ -162,6 +162,26 @@ func placeOf(key, prefix string) string {
 	return ""
 }
 
+// KeyOf returns the dotted key that the name of a flag means: job.time_limit by time-limit, image.name by image. It is "" if none
+// is meant, or several.
+func KeyOf(flag string) string {
+	var whole string
+	var last []string
+	eachKey(reflect.ValueOf(&Config{}).Elem(), "", func(key string, _ reflect.Value) {
+		group, leaf, _ := strings.Cut(key, ".")
+		switch name := flat(flag); {
+		case flat(key) == name, leaf == "name" && group == name:
+			whole = key
+		case leaf != "" && leaf != "name" && (flat(leaf) == name || flat(leaf) == name+"s"):
+			last = append(last, key)
+		}
+	})
+	if whole == "" && len(last) == 1 {
+		return last[0]
+	}
+	return whole
+}
+
 // fits reports whether a value can be decoded: it has no groups, whose keys would
 // each be compared with all others, nothing at which the library gives up, and no
 // fraction, which would be truncated.

@@ -26,6 +26,25 @@ func (d denied) Error() string {
 
 func (denied) Is(target error) bool { return target == fs.ErrPermission }
 
+// directory is the error of a directory in place of a file.
+type directory string
+
+func (d directory) Error() string {
+	return fmt.Sprintf("%.300s is a directory; name a file", string(d))
+}
+
+// Misnamed returns the name of a file that does not exist, is a directory, or may not be read, if a FileError says so.
+func Misnamed(err error) (name string, ok bool) {
+	if e, ok := errors.AsType[*Absent](err); ok {
+		return e.Name, true
+	}
+	if e, ok := errors.AsType[denied](err); ok {
+		return string(e), true
+	}
+	e, ok := errors.AsType[directory](err)
+	return string(e), ok
+}
+
 // FileError says for people why a file could not be read. instead says what to do about one that does not exist.
 func FileError(name string, err error, instead string) error {
 	if err == nil {
@@ -37,7 +56,7 @@ func FileError(name string, err error, instead string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return denied(name)
 	case ok && why.Err.Error() == "is a directory":
-		return fmt.Errorf("%.300s is a directory; name a file", name)
+		return directory(name)
 	case ok:
 		err = why.Err
 	}
