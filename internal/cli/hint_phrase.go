@@ -70,7 +70,7 @@ func (h hints) spoken(root *cobra.Command, i int, next string) (lines [][]string
 	if lines := h.hyphenated(root, i); lines != nil {
 		return lines, ""
 	}
-	if next == "" {
+	if next == "" || strings.HasPrefix(next, "-") {
 		return nil, ""
 	}
 	path, answer := phrase(root, word, next)

@@ -46,7 +46,7 @@ func partFlags(cmd *cobra.Command, word string) (names []string) {
 // nearFlag returns the flag of a command that a mistyped one probably is, or "".
 func (h hints) nearFlag(cmd *cobra.Command, name string) string {
 	for _, same := range sameFlags[name] {
-		if f := cmd.Flags().Lookup(same); f != nil && (isList(f) || same == "json" || h.Find("--"+same) < 0) {
+		if f := cmd.Flags().Lookup(same); f != nil && (isList(f) || f.NoOptDefVal != "" || h.Find("--"+same) < 0) {
 			return same
 		}
 	}
@@ -135,8 +135,8 @@ func (h hints) wordOf(cmd *cobra.Command, i int, name string) (lines [][]string)
 	switch isAll := name == "all" || name == "a"; {
 	case cmd == cmd.Root(): // kbnode --json status
 		lines = append(lines, append(h.With(i), h.Typed[i]))
-	case cmd.HasSubCommands() && len(ownFlags(cmd)) > 0, isAll && !slices.Contains(shows, cmd.Name()) && strings.Contains(cmd.Use, " "):
-	case cmd.HasSubCommands() && (given || i+1 < len(h.Typed)), isAll: // completion --shell zsh; others show all
+	case isAll && !slices.Contains(shows, cmd.Name()) && strings.Contains(cmd.Use, " "):
+	case cmd.HasSubCommands() && !cmd.Runnable() && (given || i+1 < len(h.Typed)), isAll: // completion --shell zsh; others show all
 		lines = append(lines, bare)
 	}
 	return lines
@@ -145,7 +145,7 @@ func (h hints) wordOf(cmd *cobra.Command, i int, name string) (lines [][]string)
 // elsewhere says where what a flag asks for is set or done: in the configuration, by another command, or by another flag.
 func (h hints) elsewhere(cmd *cobra.Command, name string) string {
 	path := pathOf(cmd)
-	if slices.Contains(ownFile, path) && slices.Contains(fileFlags, name) {
+	if slices.Contains(ownFile, path) && slices.Contains(configWords, name) {
 		return ownConfig
 	}
 	if key := config.KeyOf(name); key != "" && (path == "plan" || slices.Contains(ownFile, path)) {

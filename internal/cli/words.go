@@ -159,7 +159,6 @@ var answers = map[string]string{
 	"status --node": "write kbnode queue --node NAME", "status --queue": "write kbnode queue NAME",
 	"cancel --all": nameRun, "cancel --queue": nameRun, "submit --gres": "leave it out: a job has the GPU of its slot",
 	"version --short": "leave it out; kbnode version --json has the number alone",
-	"e2e --list":      "leave it out; kbnode e2e --help says what is tested",
 	"submit --wait":   follows, "submit --no-wait": follows, "submit --detach": follows, "submit -d": follows,
 	"* --no-color": noColor, "* --color": noColor,
 }
@@ -184,7 +183,7 @@ var sameFlags = map[string][]string{
 	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
 	"for": {"until"}, "follow": {"watch"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
-	"a": {"all"}, "reset": {"mended"}, "hostname": {"node"}, "name": {"node"}, "n": {"node"}, "partition": {"queue"}, "c": {"config"}, "f": {"dockerfile"}, "file": {"dockerfile"}, "filter": {"node"}, "assume-yes": {"yes"},
+	"a": {"all"}, "reset": {"mended"}, "hostname": {"node"}, "name": {"node"}, "n": {"node"}, "partition": {"queue"}, "c": {"config"}, "f": {"dockerfile", "config"}, "file": {"dockerfile", "config"}, "filter": {"node"}, "assume-yes": {"yes"},
 }
 
 // flagWord explains a first word in the place of a submission that is no file, but the name of a flag without its hyphens, or
@@ -222,12 +221,12 @@ func (h hints) flagWord(cmd *cobra.Command, args []string) error {
 // wordFlags are flags of other tools for what kbnode takes as a word, by what its help calls that.
 var wordFlags = map[string][]string{
 	"RUN": {"run-id", "run", "id", "follow", "job"}, "NAME": {"name"}, "IMAGE": {"image", "name"},
-	"FILE": append([]string{"input"}, fileFlags...), "SUBMISSION": {"file", "f", "submission", "input", "kernel", "script"},
+	"FILE": append([]string{"input"}, configWords...), "SUBMISSION": {"file", "f", "submission", "input", "kernel", "script"},
 	"SLOT": {"slot", "slots", "s", "gpu", "gpus", "g", "gpu-index", "index", "device", "d"},
 }
 
-// fileFlags are flags of other tools for a file.
-var fileFlags = []string{"config", "c", "file", "filename", "f", "values"}
+// configWords are flags of other tools for a configuration file.
+var configWords = []string{"config", "c", "file", "filename", "f", "values"}
 
 // ownFile are the commands that read the node's configuration file, and no other.
 var ownFile = []string{"install", "reconcile"}
