@@ -21,6 +21,7 @@ func (s *Server) agentRoutes() {
 	s.handle("GET /v3/metrics", s.byRegistration, s.metrics)
 	s.mux.HandleFunc(StreamRoute, s.streamPings)
 	s.handle("POST /v3/connect", s.byAgent, s.connect)
+	s.handle("POST /v3/stop", s.byAgent, s.stop)
 	s.handle("POST /v3/disconnect", s.byAgent, s.disconnect)
 	s.handle("POST /v3/heartbeat", s.byAgent, parsed(s.heartbeat))
 	s.handle("POST /v3/pause", s.byAgent, parsed(s.pause))
@@ -133,6 +134,12 @@ func (s *Server) enroll(req registration) (*agent, error) {
 
 func (s *Server) connect(c *call) reply {
 	c.agent.ConnectionState = "connected"
+	return reply{}
+}
+
+// stop is what an agent says, since 3.138, that ends after its job.
+func (s *Server) stop(c *call) reply {
+	c.agent.ConnectionState = "stopping"
 	return reply{}
 }
 

@@ -28,7 +28,7 @@ func (s *Server) restRoutes() {
 	get("/v2/organizations/{org}/agents", func(c *call) reply {
 		var found []Agent
 		for _, a := range s.agents { // like the real API, it omits those that have left
-			if a.ConnectionState == "connected" {
+			if a.ConnectionState == "connected" || a.ConnectionState == "stopping" {
 				found = append(found, viewAgent(a, base(c.Request)))
 			}
 		}

@@ -137,7 +137,7 @@ func (s *Server) addJob(b *build, st step) *job {
 
 // next returns the job that an idle agent gets, or nil: of those with the highest priority, the oldest.
 func (s *Server) next(a *agent) *job {
-	if a.Paused || a.ignored {
+	if a.Paused || a.ignored || a.ConnectionState == "stopping" {
 		return nil
 	}
 	var first *job

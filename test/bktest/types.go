@@ -57,7 +57,7 @@ type Priority struct {
 type Agent struct {
 	ID              string     `json:"id"`
 	Name            string     `json:"name"`
-	ConnectionState string     `json:"connection_state"` // connected, disconnected, lost; never_connected before connect
+	ConnectionState string     `json:"connection_state"` // connected, stopping, disconnected, lost; never_connected before connect
 	Hostname        string     `json:"hostname"`
 	Version         string     `json:"version"`
 	MetaData        []string   `json:"meta_data"` // the tags, key=value

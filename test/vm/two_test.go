@@ -77,7 +77,7 @@ func TestTwoNodes(t *testing.T) {
 		second.Wait("the job's container", "docker ps -q | grep -q .")
 		agents := first.Sh("systemctl show -P MainPID buildkite-agent-gpu0 buildkite-agent-gpu1")
 		second.Sh("kbnode drain gpu0 --reason 'stays so'; kbnode drain --all --reboot --yes --reason kernel")
-		sees("that it waits", "b200-other.*1 draining|b200-other.*kernel|kernel")
+		sees("that it waits", "1 draining")
 		must.Equal(t, "0", second.Try("systemctl is-system-running | grep -c stopping").Stdout[:1])
 		second.RebootsBy("pkill -f '^sleep 3600'")
 		_ = job // it ended with the machine, or before
