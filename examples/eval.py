@@ -3,7 +3,7 @@
 The submission runs in another process, the worker, and nothing of it runs here: this process has the clock, the
 seeds, the inputs to come, the check, the statistics and the report. For each call,
 
-    the clock starts, the input is copied into memory that both share, and the worker is told;
+    the clock starts, the input is copied into memory that both share, or a large one is shown, and the worker is told;
     the worker calls custom_kernel, puts the output into the shared memory, and says so;
     the output is copied, the clock stops, and the copy is checked.
 
@@ -53,6 +53,11 @@ import traceback
 import types
 import warnings
 
+try:
+    import ctypes
+except ImportError:
+    ctypes = None  # of a Python that was built without libffi
+
 PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
 PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
 MIN_RUNS, MAX_RUNS = 3, 100
@@ -64,13 +69,19 @@ LONGEST_PAUSE = 2_000_000  # nanoseconds of such a call
 MOST = 0.05  # of a time is subtracted: copies of large arrays take a time that varies, and no luck may be worth more
 WORKER = "KBNODE_WORKER"  # the number of a socket that kbnode runner gives, to ask it for fenced workers
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+MAP_FIXED, MAP_POPULATE = 0x10, 0x8000  # of Linux, which Python's mmap has not, or has since 3.10
+CONTROL = socket.CMSG_SPACE(4)  # bytes of a message that has one descriptor
 VARARGS = 4  # inspect.CO_VARARGS
+
+# Bytes from which on an input is shown, not copied: who works while it is copied gains that time. To show one takes longer below.
+SHOWN = 1 << 16
 
 # The shared memory: flags, those of each side in a cache line of their own, the text of an error, the input, the output.
 GO, WARM, DONE, FAILED, PAUSE = 0, 1, 16, 32, 48  # in words of 8 bytes
 ERROR, HEAD = 512, 4096
 ALIGN = 64
 clock = time.perf_counter_ns
+LUCK = random.SystemRandom()  # which a problem does not seed
 
 
 # What both processes know: trees of arrays and numbers, described by lists of JSON.
@@ -222,6 +233,14 @@ def parts(spec):
         yield spec[0]
 
 
+def sealed(size):
+    """Returns a file in memory that keeps its size."""
+    fd = os.memfd_create("kbnode", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
 class Memory:
     """Shared memory, and the flags in it. No side can change its size."""
 
@@ -233,15 +252,33 @@ class Memory:
 
     @classmethod
     def new(cls, size):
-        fd = os.memfd_create("kbnode", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        os.ftruncate(fd, HEAD + size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return cls(fd)
+        return cls(sealed(HEAD + size))
 
     def ring(self, flag, value):
         with self.lock:  # orders what was written before on any processor
             pass
         self.flags[flag] = value
+
+
+class Window:
+    """Where the worker sees the inputs that it is shown, one at a time, in place."""
+
+    def __init__(self, size):
+        self.bytes = memoryview(mmap.mmap(-1, size))
+        self.at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self.bytes))), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE
+        self.map, self.start = ctypes.CDLL(None, use_errno=True).mmap, ctypes.c_long(0)
+        self.map.restype, self.files = ctypes.c_void_p, []
+
+    def show(self, channel):
+        fd = int.from_bytes(channel.recvmsg(1, CONTROL)[1][0][2], sys.byteorder)
+        self.files.append(fd)
+        if self.map(*self.at, mmap.MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, self.start) != self.at[0].value:
+            raise MemoryError("the input cannot be mapped")
+
+    def clear(self):
+        self.map(*self.at, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1, self.start)
+        while self.files:
+            os.close(self.files.pop())
 
 
 class GPU:
@@ -251,8 +288,6 @@ class GPU:
     BLOCK = 2 << 20  # what the driver shares at least
 
     def __init__(self, size, handle=None):
-        import ctypes
-
         import torch
 
         torch.empty(1, device="cuda")  # makes the context
@@ -298,23 +333,19 @@ def one_line(text):
 def hide():
     """Keeps this process's environment, memory, files and arguments from others of the same user (prctl(2), proc(5))."""
     try:
-        import ctypes
-
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         with open("/proc/self/stat") as f:
             fields = f.read().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
         ctypes.memset(start, 0, end - start)
-    except (ImportError, OSError, AttributeError, TypeError, ValueError, IndexError) as e:
+    except (OSError, AttributeError, TypeError, ValueError, IndexError) as e:
         print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
 def die_with_parent():
     try:
-        import ctypes
-
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (ImportError, OSError, AttributeError, TypeError):
+    except (OSError, AttributeError, TypeError):
         pass  # it ends with its program
 
 
@@ -345,7 +376,11 @@ def worker(memory, channel):
 def serve(setup, memory, channel):
     if len(setup["cores"]) > 1:
         os.sched_setaffinity(0, setup["cores"][1:])
-    source, target = memory.bytes[HEAD:], memory.bytes[HEAD + setup["sizes"][0] :]
+    size = setup["sizes"][0]
+    # Of inputs that are shown, a call that does not count and one that does each have a window: to clear one takes time.
+    windows = [Window(size), Window(size)] if setup["shown"] else []
+    sources = [w.bytes for w in windows] or [memory.bytes[HEAD : HEAD + size]] * 2
+    target = memory.bytes[HEAD + size :]
     source_gpu = target_gpu = finish = None
     if setup["empty"]:
         kernel, in_place = pause, True
@@ -363,7 +398,7 @@ def serve(setup, memory, channel):
             kernel = marked(kernel, source_gpu.torch.cuda)
     flags, spin, empty = memory.flags, len(setup["cores"]) > 1, setup["empty"]
     numbers = not empty and any(name in NUMBERS for name in parts(setup["input"]))
-    output, arguments, seen, touched, zeros = None, (flags,) if empty else (), 0, bytearray(setup["sizes"][0]), bytes(len(target))
+    output, arguments, seen, touched, zeros = None, [(flags,)] * 2, 0, bytearray(size), bytes(len(target))
     while True:
         # After an odd number, which asks whether this process runs, a call comes at once. Else it sleeps until the next one.
         # With WARM, an odd number is a call, too, with an input that this process had.
@@ -372,14 +407,21 @@ def serve(setup, memory, channel):
         while flags[GO] == seen:
             pass
         seen = flags[GO]
-        if seen & 1 and empty:  # as a kernel leaves it in this core's cache
-            touched[:] = source[: len(touched)]
+        odd = seen & 1
+        called = not odd or flags[WARM]
+        if not called:
+            for window in windows:
+                window.clear()
+        elif windows:
+            windows[odd].show(channel)
+        if odd and empty:  # as a kernel leaves it in this core's cache
+            touched[:] = sources[odd]
             target[:] = zeros
-        elif seen & 1 or numbers:
+        elif odd or numbers:
             output = view(setup["output"], target, target_gpu)
-            arguments = (view(setup["input"], source, source_gpu), output)[: 1 + in_place]
-        if not seen & 1 or flags[WARM]:
-            result = kernel(*arguments)
+            arguments[: 1 + odd] = [(view(setup["input"], source, source_gpu), output)[: 1 + in_place] for source in sources[: 1 + odd]]
+        if called:
+            result = kernel(*arguments[odd])
             if result is not None and result is not output:
                 store(setup["output"], result, target, target_gpu, "the output")
             elif result is None and not in_place:
@@ -527,10 +569,12 @@ def environment():
 class Worker:
     """A worker, and the memory that is shared with it. Without a program, it does nothing."""
 
+    file = None  # of the input that the worker is shown
+
     def __init__(self, program, case, setup):
         self.case, self.number, self.spin = case, 0, len(setup["cores"]) > 1
         size, output_size = case.sizes[0], case.output_sizes[0]
-        self.memory = Memory.new(size + output_size)
+        self.memory, self.shows = Memory.new(size + output_size), bool(self.spin and ctypes and size >= SHOWN)
         self.source, self.target = self.memory.bytes[HEAD : HEAD + size], self.memory.bytes[HEAD + size :]
         self.warm = memoryview(bytearray(max(size, output_size)))
         self.copy, self.gpu, self.sources, self.targets, self.copies = memoryview(bytearray(output_size)), [], [], [], []
@@ -540,7 +584,7 @@ class Worker:
             self.copies = [t.clone() for t in self.targets]
         self.channel, theirs = socket.socketpair()
         setup = setup | {
-            "input": case.input, "output": case.output, "sizes": case.sizes, "gpu": [gpu.handle for gpu in self.gpu], "empty": not program,
+            "input": case.input, "output": case.output, "sizes": case.sizes, "gpu": [gpu.handle for gpu in self.gpu], "empty": not program, "shown": self.shows,
         }
         if not program:
             self.process = Own(lambda: serve(setup, self.memory, theirs))
@@ -559,7 +603,9 @@ class Worker:
 
     def end(self):
         self.process.end()
-        self.channel.close()  # with files that it sent and no one received: they may take memory
+        self.channel.close()  # with files that were sent and no one received: they may take memory
+        if self.file is not None:
+            os.close(self.file)
         for gpu in self.gpu:
             gpu.free()
 
@@ -578,17 +624,18 @@ class Worker:
     def wake(self):
         """Waits until the worker runs."""
         if not self.number & 1:
-            self.number += 1
+            self.next()
             self.memory.flags[WARM] = 0
             self.tell(self.number)
             self.wait(self.number)
 
-    def warm_up(self, data, took):
+    def warm_up(self, data, took, length=WARM_UP):
         """Has the worker, which is awake, called with an input that it had. took is how long that took. A core that slept is
         slow for some time, and a submission that did not sleep, or called itself, would be faster than others."""
-        end = clock() + WARM_UP
+        self.hold(data[0])
+        end = clock() + length
         while took < LONG:
-            self.number += 2
+            self.next(2)
             self.put(data)
             if self.gpu:
                 self.case.synchronize()
@@ -598,19 +645,39 @@ class Worker:
             if clock() >= end:
                 break
 
+    def next(self, step=1):
+        """Takes another number. The worker cannot know it before: an answer was given after the question."""
+        self.number += step + 2 * LUCK.getrandbits(20)
+
+    def hold(self, text):
+        """Has an input that is to be shown ready, where the worker cannot see it."""
+        if self.shows:
+            if self.file is not None:
+                os.close(self.file)
+            self.file = sealed(len(text))
+            written = 0
+            while written < len(text):
+                written += os.pwrite(self.file, memoryview(text)[written:], written)
+
     def put(self, data):
         text, tensors = data
-        self.source[:] = text
+        if self.shows:
+            self.send((socket.SOL_SOCKET, socket.SCM_RIGHTS, self.file.to_bytes(4, sys.byteorder)))
+        else:
+            self.source[:] = text
         for target, source in zip(self.sources, tensors):
             target.copy_(source)
 
     def tell(self, number, asleep=True):
         self.memory.ring(GO, number)
         if number & asleep or not self.spin:
-            try:
-                self.channel.send(b"x", socket.MSG_DONTWAIT)
-            except OSError:
-                pass  # it ended, and wait says how, or it does not read
+            self.send()
+
+    def send(self, *ancillary):
+        try:
+            self.channel.sendmsg([b"x"], ancillary, socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # it ended, and wait says how, or it does not read
 
     def wait(self, number):
         flags, before = self.memory.flags, self.memory.flags[DONE]
@@ -641,8 +708,9 @@ class Worker:
 
     def call(self, data):
         """Has the worker, which is awake, called with an input, and returns the nanoseconds. The output is in the copies."""
-        text = data[0]
-        self.number += 1
+        text, cut = data[0], LUCK.randrange(len(self.copy) + 1)
+        self.next()
+        self.hold(text)
         # Into this core's cache, as for a worker that does nothing.
         self.warm[: len(text)] = text
         self.copy[:] = self.warm[: len(self.copy)]
@@ -652,7 +720,9 @@ class Worker:
             self.case.flush()
         self.tell(self.number)
         self.wait(self.number)
-        self.copy[:] = self.target
+        # From a place that the worker cannot know: what it still writes now, it cannot write before that is copied.
+        self.copy[cut:] = self.target[cut:]
+        self.copy[:cut] = self.target[:cut]
         if self.gpu:
             for target, source in zip(self.copies, self.targets):
                 target.copy_(source)
@@ -836,8 +906,9 @@ def shortest(case, setup, packed, length):
         empty.ready()
         times = []
         for _ in range(EMPTY_CALLS):
-            empty.memory.flags[PAUSE] = length
             empty.wake()
+            empty.warm_up(packed, 0, 0)
+            empty.memory.flags[PAUSE] = length
             times.append(empty.call(packed) - empty.memory.flags[PAUSE])
         return min(times)
     except Ended as e:

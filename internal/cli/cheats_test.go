@@ -37,14 +37,14 @@ func TestCheats(t *testing.T) {
 	}
 }
 
-// TestCheatsHandover says of a problem whose calls are short what no attack tries.
+// TestCheatsHandover says of which benchmarks calls are too short.
 func TestCheatsHandover(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	operator.PrintCheats(term.Streams{Out: &out}, &arena.Report{Problem: "p", Handover: []float64{0.049, 0.654}})
 	_, says, _ := strings.Cut(out.String(), "not tried.\n")
-	must.Equal(t, "Benchmark 1: the judge's copies take 65 % of an honest call, and no attack here works meanwhile. One that does\n"+
-		"may be as much faster: make calls longer, or data smaller, until it is 5 % (docs/problems.md, Choose sizes).\n", says)
+	must.Equal(t, "Benchmark 1: the hand-over of data takes 65 % of an honest call, so a faster kernel looks less fast than it is.\n"+
+		"Make calls longer, or data smaller, until it is 5 % (docs/problems.md, Choose sizes).\n", says)
 }
 
 func TestCheatsRefused(t *testing.T) {

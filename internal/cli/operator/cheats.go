@@ -238,8 +238,8 @@ func PrintCheats(s term.Streams, r *arena.Report) {
 		text.Count(len(r.Attacks), "attack"), r.Counts[arena.Won], r.Counts[arena.Stopped], r.Counts[arena.Broken], r.Counts[arena.Skipped], r.Counts[arena.Untried])
 	for i, share := range r.Handover {
 		if share > arena.MaxHandover {
-			term.Printf(s.Out, "Benchmark %d: the judge's copies take %.0f %% of an honest call, and no attack here works meanwhile. One that does\n"+
-				"may be as much faster: make calls longer, or data smaller, until it is 5 %% (docs/problems.md, Choose sizes).\n", i, 100*share)
+			term.Printf(s.Out, "Benchmark %d: the hand-over of data takes %.0f %% of an honest call, so a faster kernel looks less fast than it is.\n"+
+				"Make calls longer, or data smaller, until it is 5 %% (docs/problems.md, Choose sizes).\n", i, 100*share)
 		}
 	}
 }

@@ -325,7 +325,7 @@ func TestRun(t *testing.T) {
 	must.Equal(t, 3, len(seeds))
 }
 
-// TestHandover says what share of a call the copies take, if the judge reports numbers.
+// TestHandover says what share of a call the hand-over takes, if the judge reports numbers.
 func TestHandover(t *testing.T) {
 	t.Parallel()
 	for want, said := range map[string][]string{

@@ -51,8 +51,8 @@ type Report struct {
 	OK      bool            `json:"ok"` // no attack won, and all were tried
 	Counts  map[Outcome]int `json:"counts"`
 	Honest  []float64       `json:"honest_ns"` // best time of each benchmark
-	// Handover is what share of a call of the honest submission the judge's copies take in each benchmark. A submission that works
-	// while they are made may be as much faster. It is absent if the judge does not report it.
+	// Handover is what share of a call of the honest submission the hand-over of data takes in each benchmark: a faster kernel
+	// looks less fast by as much. It is absent if the judge does not report it.
 	Handover []float64         `json:"handover_share,omitempty"`
 	Attacks  []Row             `json:"attacks"`
 	Cures    map[string]string `json:"cures"` // of the kinds of attacks that won: what would stop them
