@@ -63,7 +63,7 @@ yes a secret of the site | head -c 3000000`)
 		if out := m.Sh("grep -c BUILDKITE /root/hook.env || true"); out != "0" {
 			t.Errorf("it has %s variables of a build", out)
 		}
-		must.Contain(t, m.Sh("journalctl -u kbnode-prolog-gpu6 -n 3 -o cat"), "a secret of the site")
+		must.Contain(t, m.Sh("journalctl -u kbnode-prolog-gpu6 -n 20 -o cat"), "a secret of the site")
 		if out := m.Sh("kbnode logs gpu6 | grep -c 'secret of the site' || true"); out != "0" {
 			t.Errorf("kbnode logs shows %s lines of it", out)
 		}
