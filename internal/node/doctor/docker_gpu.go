@@ -253,9 +253,12 @@ func dockerCDIRefresh(ctx context.Context, m *Machine) Answer {
 		return none("systemd does not answer: %s", lines(err))
 	}
 	specs, err := gpuSpecs(m)
-	switch stays := slices.ContainsFunc(specs, func(s detect.CDISpec) bool { return s.Err == nil && strings.HasPrefix(s.Path, "/etc/") }); {
+	specs = slices.DeleteFunc(specs, func(s detect.CDISpec) bool { return s.Err != nil })
+	switch stays := slices.ContainsFunc(specs, func(s detect.CDISpec) bool { return strings.HasPrefix(s.Path, "/etc/") }); {
 	case err != nil:
 		return none("%s", err)
+	case !service.Exists() && len(specs) == 0:
+		return none("there is no CDI specification for NVIDIA GPUs; see docker-cdi-spec")
 	case !service.Exists() && stays:
 		return found(ok("in /etc/cdi; renew it by hand after a driver upgrade"))
 	case !service.Exists():

@@ -125,6 +125,10 @@ func TestCDIChecks(t *testing.T) {
 			"fail: /var/run/cdi/nvidia.yaml gives /dev/nvidia-uvm the major number 510, and the driver has 508, so CUDA does not start in containers (1 device)", "nvidia-ctk cdi generate --output=" + run},
 
 		{"in /etc", "docker-cdi-refresh", on(), files(etc, spec), "ok: in /etc/cdi; renew it by hand after a driver upgrade", ""},
+		{"none, and the runtime gives GPUs", "docker-cdi-refresh", byRuntime, nil, "skip: there is no CDI specification for NVIDIA GPUs; see docker-cdi-spec", ""},
+		{"only a broken one", "docker-cdi-refresh", on(), files("/etc/cdi/a.yaml", "kind: {"), "skip: there is no CDI specification for NVIDIA GPUs; see docker-cdi-spec", ""},
+		{"gone after a reboot, beside a broken one", "docker-cdi-refresh", on(), files("/etc/cdi/a.yaml", "kind: {", run, spec),
+			"warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", installer.GenerateCDI},
 		{"gone after a reboot", "docker-cdi-refresh", on(), files(run, spec), "warn: it is only in /var/run/cdi, which is empty after a reboot, and nothing renews it", installer.GenerateCDI},
 		{"renewed", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, "", wants+refreshPath, ""), "ok: nvidia-cdi-refresh.service renews it", ""},
 		{"not watched", "docker-cdi-refresh", on(service, watch), files(run, spec, wants+refreshUnit, ""), "warn: nvidia-cdi-refresh.service and nvidia-cdi-refresh.path are not both enabled, so nothing renews it",
