@@ -78,7 +78,7 @@ func cdiFaults(t tree, gpus []inventory.GPU, specs []CDISpec) map[string]invento
 // that of the device's GPU, -1 if unknown.
 func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) inventory.CDIFault {
 	var gpus []string
-	uvm := false
+	uvm, missing := false, ""
 	for _, n := range e.DeviceNodes {
 		name := n.Path
 		if n.HostPath != "" {
@@ -96,6 +96,9 @@ func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) inventory.C
 		case is && there && unix.Major(has) != major:
 			return inventory.CDIFault{Detail: fmt.Sprintf("gives %s, which has the major number %d, and the driver has %d", name, unix.Major(has), major), Node: true}
 		case n.Major == 0:
+			if missing == "" && t.absent(strings.TrimPrefix(name, "/")) { // the engine looks at it, and starts no container
+				missing = name
+			}
 		case there && unix.Mkdev(n.Major, n.Minor) != has:
 			return inventory.CDIFault{Detail: fmt.Sprintf("gives %s the number %d:%d, and it has %d:%d", name, n.Major, n.Minor, unix.Major(has), unix.Minor(has))}
 		case is && !there && n.Major != major:
@@ -112,6 +115,8 @@ func (e cdiEdits) fault(t tree, majors map[string]uint32, minor int) inventory.C
 		return inventory.CDIFault{Detail: "does not give /dev/nvidia-uvm"}
 	case len(gpus) > 0 && minor >= 0 && !slices.Contains(gpus, want):
 		return inventory.CDIFault{Detail: fmt.Sprintf("gives %s, and the GPU is %s now", gpus[0], want)}
+	case missing != "": // such as nvidia-uvm's after a boot, or a card's that has another number now
+		return inventory.CDIFault{Detail: fmt.Sprintf("gives %s, which does not exist", missing), Node: strings.HasPrefix(missing, "/dev/nvidia")}
 	}
 	return inventory.CDIFault{}
 }

@@ -34,8 +34,11 @@ func TestCDIFaults(t *testing.T) {
 		{name: "the stale one is hidden", etc: spec(node(null, ", major: 510"), ""), run: spec(node(null, ", major: 1, minor: 3"), "")},
 		{name: "the stale one hides another", etc: spec(node(null, ", major: 1, minor: 3"), ""), run: spec(node(null, ", major: 510"), ""), want: "FILE gives /dev/null the number 510:0, and it has 1:3"},
 		{name: "no nvidia-uvm", run: spec("", node("/dev/nvidia0", "")), own: true, want: "FILE does not give /dev/nvidia-uvm"},
-		{name: "another GPU's node", run: spec(node("/dev/nvidia-uvm", ""), node("/dev/nvidia1", "")), own: true, want: "FILE gives /dev/nvidia1, and the GPU is /dev/nvidia0 now"},
-		{name: "its node", run: spec(node("/dev/nvidia-uvm", ""), node("/dev/nvidia0", ""))},
+		{name: "another GPU's node", run: spec(node("/dev/nvidia-uvm", ", major: 510"), node("/dev/nvidia1", "")), own: true, want: "FILE gives /dev/nvidia1, and the GPU is /dev/nvidia0 now"},
+		{name: "its node", run: spec(node("/dev/nvidia-uvm", ", major: 510"), node("/dev/nvidia0", ", major: 195"))},
+		{name: "a node that the engine looks up, and is not there", run: spec(node("/dev/kbnode-none", ""), ""), want: "FILE gives /dev/kbnode-none, which does not exist"},
+		{name: "a null in place of its number", run: spec("", node("/dev/kbnode-none", ", major: null")), own: true, want: "FILE gives /dev/kbnode-none, which does not exist"},
+		{name: "a node elsewhere in the container", run: spec(node("/dev/kbnode-none", ", hostPath: "+null), "")},
 		{name: "a library of another driver", run: spec("mounts: [{hostPath: /usr/lib/kbnode-none/libcuda.so.570.1.2}]", ""), want: "FILE names /usr/lib/kbnode-none/libcuda.so.570.1.2, which does not exist"},
 		{name: "another missing file, which doctor reports", run: spec("mounts: [{hostPath: /run/kbnode-none/socket}]", "")},
 	} {
@@ -57,6 +60,21 @@ func TestCDIFaults(t *testing.T) {
 			}
 			must.Equal(t, want, b.Detail)
 		})
+	}
+}
+
+// TestCDINodeMissing checks which missing nodes the driver's own program creates.
+func TestCDINodeMissing(t *testing.T) {
+	t.Parallel()
+	for node, own := range map[string]bool{"/dev/nvidia-uvm": true, "/dev/nvidia-caps/nvidia-cap3": true, "/dev/dri/card8": false} {
+		dir := t.TempDir()
+		must.Write(t, dir, "etc/cdi/a.yaml", "kind: nvidia.com/gpu\ndevices: [{name: GPU-a, containerEdits: {deviceNodes: [{path: "+node+"}]}}]\n")
+		specs, err := ReadCDI(dir, []string{"/etc/cdi"})
+		must.Do(t, err)
+		faults, err := ReadCDIFaults(dir, &inventory.Inventory{}, specs)
+		must.Do(t, err)
+		want := inventory.CDIFault{Spec: "/etc/cdi/a.yaml", Detail: "/etc/cdi/a.yaml gives " + node + ", which does not exist", Node: own}
+		must.Equal(t, want, faults["nvidia.com/gpu=GPU-a"])
 	}
 }
 
