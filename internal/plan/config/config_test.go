@@ -115,8 +115,8 @@ func TestSizes(t *testing.T) {
 	}
 	for in, want := range map[string]string{
 		"": "is not a size", "GiB": "is not a size", "-1G": "is not a size", "8GB": `"8GB" is not a size; write "8GiB"`, "1e9": "is not a size",
-		"99999999999999999999": "is not a size", "9999999999T": "is out of range", "0B": "is out of range", "1 G iB": "is not a size",
-		"32": `"32" has no unit; write 32GiB`, "1.5": `"1.5" has no unit; write 1.5GiB`, "0": `"0" has no unit; write 0GiB`,
+		"99999999999999999999": "is not a size", "9999999999T": "is out of range", "0B": `"0B" is not a size; write one above 0`, "0.0 g": "or leave it out for the default", "0GB": "write one above 0", "1 G iB": "is not a size",
+		"32": `"32" has no unit; write 32GiB`, "1.5": `"1.5" has no unit; write 1.5GiB`, "0": `"0" is not a size; write one above 0`,
 		"34359738368": `"34359738368" has no unit; write 32GiB`, "100000000001": `"100000000001" has no unit; write 100000000001B`,
 	} {
 		if got, err := ParseSize(in); err == nil || !strings.Contains(err.Error(), want) {

@@ -100,6 +100,9 @@ func ParseSize(s string) (Size, error) {
 		return 0, fmt.Errorf("%q is not a size; write one such as 32GiB", s)
 	}
 	unit := strings.ToUpper(m[2])
+	if strings.Trim(m[1], "0.") == "" {
+		return 0, fmt.Errorf("%q is not a size; write one above 0 such as 32GiB, or leave it out for the default", s)
+	}
 	if unit == "" && m[3] == "" {
 		return 0, fmt.Errorf("%q has no unit; write %s", s, sizeMeant(m[1]))
 	}
