@@ -127,10 +127,37 @@ func splitSlots(inv *inventory.Inventory, memory inventory.Memory, cfg config.Co
 			b.MemoryBytes += part.MemoryBytes
 			b.ReserveBytes += part.ReserveBytes
 		}
-		res.ReservedCPUs = res.ReservedCPUs.Difference(b.CPUs)
 		res.ReservedMemory -= b.MemoryBytes
 	}
+	for i := range whole {
+		unshare(res.Blocks, split.Together(inv.CPU.List, whole[i].CPUs, inv.OS.Virt), left[i])
+	}
+	for _, b := range res.Blocks {
+		res.ReservedCPUs = res.ReservedCPUs.Difference(b.CPUs)
+	}
 	return res, nil
+}
+
+// unshare gives slots that may share a core another one that no slot has, while there is one. together are all cores of
+// their GPU, and left those that no slot has, each with those that it may be one with.
+func unshare(blocks []split.Block, together, left [][]cpuset.Set) {
+	idle := slices.DeleteFunc(slices.Clone(left), func(rest []cpuset.Set) bool {
+		return !slices.ContainsFunc(together, func(all []cpuset.Set) bool { return len(all) == len(rest) && all[0].Equal(rest[0]) })
+	})
+	for _, cores := range together {
+		owner := -1
+		for _, core := range cores {
+			at := slices.IndexFunc(blocks, func(b split.Block) bool { return !b.CPUs.Disjoint(core) })
+			switch {
+			case at < 0 || at == owner:
+			case owner < 0:
+				owner = at
+			case len(idle) > 0:
+				blocks[at].CPUs = blocks[at].CPUs.Difference(core).Union(idle[0][0])
+				idle = idle[1:]
+			}
+		}
+	}
 }
 
 // takeCores takes n cores of those that are left for an instance. What two instances share is no one's own, so pairs

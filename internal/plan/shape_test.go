@@ -507,7 +507,7 @@ func TestShapesHold(t *testing.T) {
 }
 
 // TestInstancesInPairs checks that no core of a machine that hides SMT is in two slots: there, CPUs 2i and 2i+1 may
-// be its threads.
+// be its threads. With fewer cores than instances, as few as possible are.
 func TestInstancesInPairs(t *testing.T) {
 	t.Parallel()
 	hidden := *readMachine(t, machinetest.B200x8())
@@ -517,8 +517,9 @@ func TestInstancesInPairs(t *testing.T) {
 		c := &hidden.CPU.List[i]
 		c.Core, c.Siblings, c.Threads = c.ID, []int{c.ID}, 1
 	}
+	pairs := map[[2]int]int{{7, 8}: 3, {7, 10}: 2, {7, 12}: 1} // shared, by instances and CPUs of a GPU
 	for _, layout := range [][]int{{1, 1, 1, 1, 1, 1, 1}, {3, 3}, {3, 2, 1, 1}, {2, 2, 2}, {4, 3}, {2, 1, 1, 1}} {
-		for _, threads := range []int{0, 14, 26} {
+		for _, threads := range []int{0, 8, 10, 12, 14, 26} {
 			inv := divided(&hidden, 1, map[int][]int{0: layout, 5: layout})
 			p := build(t, inv, config.Config{CPUsPerSlot: threads}, nil, false)
 			checkPlan(t, inv, p)
@@ -529,10 +530,14 @@ func TestInstancesInPairs(t *testing.T) {
 					owner[id] = s.Name
 				}
 			}
+			var shared []int
 			for id, name := range owner {
-				if other := owner[id^1]; other != "" && other != name {
-					t.Errorf("%v, %d CPUs: %s and %s share CPUs %d and %d", layout, threads, name, other, id, id^1)
+				if other := owner[id^1]; id%2 == 0 && other != "" && other != name {
+					shared = append(shared, id)
 				}
+			}
+			if want := 2 * pairs[[2]int{len(layout), threads}]; len(shared) != want { // of two GPUs
+				t.Errorf("%v, %d CPUs: slots share CPUs %d and the next, want %d pairs", layout, threads, shared, want)
 			}
 		}
 	}
