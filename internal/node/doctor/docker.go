@@ -221,20 +221,36 @@ func noOverlay(kind string) bool {
 	return isRemote(kind) || slices.Contains([]string{"zfs", "overlay", "aufs", "ecryptfs"}, kind)
 }
 
+// moveContainerd is how to move the images of the containerd image store to another disk.
+const moveContainerd = "set root in /etc/containerd/config.toml to a directory on an ext4 or XFS disk, then run sudo systemctl restart containerd docker; the images are pulled again"
+
 func dockerRoot(_ context.Context, m *Machine) Answer {
 	mounts, _ := m.Mounts("self")
-	at := host.MountOf(mounts, m.Docker.RootDir)
+	var wrong []Finding
+	root := m.Docker.RootDir
+	at := host.MountOf(mounts, root)
 	switch {
 	case at.Kind == "":
-		return none("the kernel does not say what %s is on", cmp.Or(m.Docker.RootDir, "it"))
+		return none("the kernel does not say what %s is on", cmp.Or(root, "it"))
 	case isRemote(at.Kind):
-		return found(fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", moveRoot))
+		wrong = append(wrong, fail("%s is on %s (%s), a network file system: overlay2 does not work there, and every job waits for it", root, at.Point, at.Kind).Advise("%s", moveRoot))
 	case at.Kind == "overlay":
-		return found(fail("%s is on an overlay, so this is a container or a live system and does not keep images", m.Docker.RootDir).Advise("%s", moveRoot))
+		wrong = append(wrong, fail("%s is on an overlay, so this is a container or a live system and does not keep images", root).Advise("%s", moveRoot))
 	case noOverlay(at.Kind):
-		return found(warn("%s is on %s (%s), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", m.Docker.RootDir, at.Point, at.Kind).Advise("%s", moveRoot))
+		wrong = append(wrong, warn("%s is on %s (%s), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", root, at.Point, at.Kind).Advise("%s", moveRoot))
 	case at.Kind == "tmpfs" || at.Kind == "ramfs":
-		return found(warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", m.Docker.RootDir, at.Kind).Advise("%s", moveRoot))
+		wrong = append(wrong, warn("%s is in memory (%s), so images take memory from jobs and are lost at a reboot", root, at.Kind).Advise("%s", moveRoot))
 	}
-	return found(ok("%s, %s", m.Docker.RootDir, at.Kind))
+	if dir := m.Docker.ContainerdDir(); dir != "" { // which has the images, in place of Docker's own
+		switch images := host.MountOf(mounts, dir); {
+		case images.Point == at.Point:
+		case isRemote(images.Kind):
+			wrong = append(wrong, fail("%s, which has the images, is on %s (%s), a network file system: containers do not start there, and every job waits for it", dir, images.Point, images.Kind).Advise("%s", moveContainerd))
+		case images.Kind == "overlay":
+			wrong = append(wrong, fail("%s, which has the images, is on an overlay, on which containers do not start", dir).Advise("%s", moveContainerd))
+		case images.Kind == "tmpfs" || images.Kind == "ramfs":
+			wrong = append(wrong, warn("%s, which has the images, is in memory (%s), so they take memory from jobs and are lost at a reboot", dir, images.Kind).Advise("%s", moveContainerd))
+		}
+	}
+	return foundOr(wrong, ok("%s, %s", root, at.Kind))
 }

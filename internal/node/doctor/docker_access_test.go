@@ -14,7 +14,7 @@ func TestDockerDiskChecks(t *testing.T) {
 	t.Parallel()
 	mounts := func(lines string) map[string]string { return map[string]string{"/proc/self/mountinfo": lines} }
 	root := engine(docker.Info{RootDir: "/var/lib/docker"})
-	store := engine(docker.Info{StorageDriver: "overlayfs", Snapshotter: true})
+	store := engine(docker.Info{StorageDriver: "overlayfs", RootDir: "/var/lib/docker", Snapshotter: true})
 	strict := engine(docker.Info{StorageDriver: "overlayfs"})
 	full := config.Config{Job: config.Job{Profile: config.ProfileStrict}}.WithDefaults()
 	strict.cfg = &full
@@ -32,6 +32,12 @@ func TestDockerDiskChecks(t *testing.T) {
 		{"the root on ZFS", "docker-root", root, mounts("22 1 0:30 / / rw - zfs rpool/ROOT rw\n"), "warn: /var/lib/docker is on / (zfs), where overlay2 does not start, and the layers of Docker's other drivers no slot's disk limits", ""},
 		{"ZFS", "docker-storage-driver", onZFS, mounts("22 1 0:30 / / rw - zfs rpool/ROOT rw\n"), "warn: the storage driver is zfs, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
 		{"eCryptfs", "docker-storage-driver", onZFS, mounts("22 1 0:30 / / rw - ecryptfs x rw\n"), "warn: the storage driver is zfs, whose layers no slot's disk limits: a job can fill Docker's disk; with job.profile: strict, it cannot", ""},
+		{"containerd's images on a network", "docker-root", store, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/containerd rw - nfs4 s:/x rw\n"),
+			"fail: /var/lib/containerd, which has the images, is on /var/lib/containerd (nfs4), a network file system: containers do not start there, and every job waits for it", ""},
+		{"containerd's images in memory", "docker-root", store, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/containerd rw - tmpfs tmpfs rw\n"),
+			"warn: /var/lib/containerd, which has the images, is in memory (tmpfs), so they take memory from jobs and are lost at a reboot", ""},
+		{"containerd's images on a disk", "docker-root", store, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/containerd rw - xfs /dev/sdb rw\n"), "ok: /var/lib/docker, ext4", ""},
+		{"containerd's directory of another store", "docker-root", root, mounts("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / /var/lib/containerd rw - nfs4 s:/x rw\n"), "ok: /var/lib/docker, ext4", ""},
 		{"a container", "docker-root", root, mounts("22 1 0:30 / / rw - overlay overlay rw\n"), "fail: /var/lib/docker is on an overlay, so this is a container or a live system and does not keep images", ""},
 		{"memory", "docker-root", root, mounts("22 1 0:30 / / rw - tmpfs tmpfs rw\n"), "warn: /var/lib/docker is in memory (tmpfs), so images take memory from jobs and are lost at a reboot", ""},
 		{"garbage", "docker-root", root, mounts("\x00 - -\n - \nx"), "skip: the kernel does not say what /var/lib/docker is on", ""},
