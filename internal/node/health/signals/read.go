@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -242,6 +243,9 @@ var ofUUIDs = lazy.Regexp(`"?name"?\s*:\s*["']?(GPU|MIG)-`)
 // cdiDriver returns the driver version in NVIDIA's CDI specification, which lists the
 // driver's files; "" if there is none.
 func cdiDriver(root string) (string, error) {
+	if version := countingDriver(root); version != "" {
+		return version, nil
+	}
 	var errs []error
 	for _, name := range cdiSpecs(root) {
 		text, err := readFile(name)
@@ -254,17 +258,44 @@ func cdiDriver(root string) (string, error) {
 		if filepath.Base(name) != "nvidia.yaml" && (!ofGPUs().MatchString(text) || !ofUUIDs().MatchString(text)) {
 			continue
 		}
-		for _, after := range strings.Split(text, "/libcuda.so.")[1:] {
-			end := strings.IndexFunc(after, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
-			if end < 0 {
-				end = len(after)
-			}
-			if version := strings.Trim(after[:end], "."); strings.Contains(version, ".") { // not the link libcuda.so.1
-				return version, nil
-			}
+		if version := cudaVersion(text); version != "" {
+			return version, nil
 		}
 	}
 	return "", errors.Join(errs...)
+}
+
+// countingDriver returns the driver version in the specification that the first device of a slot comes from, by CDI's own
+// rule; "" if none names the driver's files.
+func countingDriver(root string) string {
+	specs, _ := detect.ReadCDI(root, []string{"/etc/cdi", "/run/cdi"}) // what it cannot read counts for nothing
+	counts, _ := detect.CountingCDI(specs)
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		device, nvidia := strings.CutPrefix(name, "nvidia.com/gpu=")
+		if !nvidia || !strings.HasPrefix(device, "GPU-") && !strings.HasPrefix(device, "MIG-") {
+			continue
+		}
+		for _, file := range counts[name].Needs {
+			if version := cudaVersion(file); version != "" {
+				return version
+			}
+		}
+	}
+	return ""
+}
+
+// cudaVersion returns the version in the first name of libcuda's file in a text, "" if there is none.
+func cudaVersion(text string) string {
+	for _, after := range strings.Split(text, "/libcuda.so.")[1:] {
+		end := strings.IndexFunc(after, func(r rune) bool { return (r < '0' || r > '9') && r != '.' })
+		if end < 0 {
+			end = len(after)
+		}
+		if version := strings.Trim(after[:end], "."); strings.Contains(version, ".") { // not the link libcuda.so.1
+			return version
+		}
+	}
+	return ""
 }
 
 // readFile returns the first maxRead bytes of a file without surrounding white space.

@@ -74,6 +74,33 @@ func TestReadGPUs(t *testing.T) {
 	}
 }
 
+// TestCDIDriver checks that the version is that of the files that slots get, and not of another specification's.
+func TestCDIDriver(t *testing.T) {
+	t.Parallel()
+	spec := func(device, version string) string {
+		return "kind: nvidia.com/gpu\ndevices:\n- name: \"" + device + "\"\ncontainerEdits:\n  mounts:\n  - hostPath: /usr/lib/libcuda.so." + version + "\n"
+	}
+	for name, files := range map[string][2]string{ // of /etc/cdi and /run/cdi
+		"numbers of an old one":    {"nvidia.yaml", spec("0", "550.1.2")},
+		"an old one's comment":     {"", ""},
+		"what only daemons get":    {"nvidia.yaml", "kind: management.nvidia.com/gpu\ncontainerEdits: {mounts: [{hostPath: /lib/libcuda.so.550.1.2}]}\n"},
+		"one that two files name":  {"b.yaml", spec("GPU-b", "550.1.2")},
+		"another vendor's library": {"a.yaml", "kind: example.com/gpu\ndevices: [{name: GPU-a}]\ncontainerEdits: {mounts: [{hostPath: /lib/libcuda.so.550.1.2}]}\n"},
+	} {
+		root := t.TempDir()
+		must.Write(t, root, "etc/cdi/gpus.yaml", "# was /usr/lib/libcuda.so.550.1.2\n"+spec("GPU-a", "580.95.05"))
+		if files[0] != "" {
+			must.Write(t, root, "run/cdi/"+files[0], files[1])
+		}
+		if name == "one that two files name" {
+			must.Write(t, root, "run/cdi/c.yaml", files[1])
+		}
+		if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "580.95.05" {
+			t.Errorf("%s: %q, %v", name, n.CDIDriver, err)
+		}
+	}
+}
+
 func TestReadNode(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
