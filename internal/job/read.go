@@ -313,18 +313,22 @@ func Allows(patterns config.Patterns, repository string) bool {
 
 // FillPipeline fills variables into a pipeline, of which the last with a name counts, as `buildkite-agent pipeline upload`
 // does, which would also fill in what only the agent knows. It returns JSON of at most pipeline.MaxFilled bytes.
-func FillPipeline(yaml string, vars []Var) ([]byte, error) {
+func FillPipeline(yaml string, vars []Var) (filled []byte, err error) {
 	no := func(err error) error {
 		return refuse("command", "read the pipeline: %s; correct it in the repository", text.Line(err.Error(), 300))
 	}
 	if err := pipeline.CheckExtent(yaml); err != nil {
 		return nil, no(err)
 	}
+	defer func() { // the library does, at the sum in ${A:1:9223372036854775807}
+		if p := recover(); p != nil {
+			filled, err = nil, no(errors.New("a variable in it cannot be filled in; write ${NAME:OFFSET:LENGTH} with small numbers"))
+		}
+	}()
 	values := &environ{values: map[string]string{}, room: pipeline.MaxFilled}
 	for _, v := range vars {
 		values.Set(v.Name, v.Value)
 	}
-	var filled []byte
 	for p, err := range buildkite.ParseAll(strings.NewReader(yaml)) {
 		if warning.Is(err) {
 			err = nil // Buildkite says what is wrong

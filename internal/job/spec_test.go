@@ -272,6 +272,8 @@ func TestFillPipeline(t *testing.T) {
 		"steps: [{command: 'echo $BRANCH $$X ${TOKEN:-none}', agents: {queue: b200}}]": `{"steps":[{"agents":{"queue":"b200"},"command":"echo main $X none"}]}`,
 		"env: {E: own, F: $E}\nsteps: [{command: $E$F}]":                               `{"env":{"E":"own","F":"own"},"steps":[{"command":"ownown"}]}`,
 		"steps: [{command: '${TOKEN?give it}'}]":                                       "",
+		"steps: [{command: '${BRANCH:1:9223372036854775807}'}]":                        "",
+		"steps: [{command: '${BRANCH:1:2} ${BRANCH:9:9}'}]":                            `{"steps":[{"command":"ai "}]}`,
 		"steps: [{deploy: all}]":                                                       `{"steps":[{"deploy":"all"}]}`, // the agent warns
 		"steps: [wait]\n---\nsteps: [wait]\n":                                          "",
 		"":                                                                             "",
