@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -63,6 +64,9 @@ type fields struct {
 	errs []error
 }
 
+// maxSeed bounds the seed, in bytes: Linux takes 128 KiB in one variable.
+const maxSeed = 100_000
+
 // maxFaults bounds the faults that are reported: a payload may have a million.
 const maxFaults = 20
 
@@ -97,6 +101,9 @@ func parseConfig(o *payload.Object) (*config, error) {
 		c.seed, c.hasSeed = payload.Str(v), true
 		if strings.Contains(c.seed, "\x00") || payload.HasSurrogate(c.seed) {
 			f.refuse("seed: holds a character that an environment variable cannot hold")
+		}
+		if len(c.seed) > maxSeed {
+			f.refuse("seed: has %d bytes, more than an environment variable can hold; write a number", len(c.seed))
 		}
 	}
 	if v, _ := f.Get("multi_gpu"); v != nil {
@@ -182,13 +189,41 @@ func Check(o *payload.Object) error {
 	if err != nil {
 		return err
 	}
+	files := slices.Concat(c.sources, c.headers)
+	known := map[string]bool{}
+	for _, file := range files {
+		known[path.Clean(file.Key)] = true
+	}
 	var errs []error
-	for _, file := range slices.Concat(c.sources, c.headers) {
-		if err := nameFault(file.Key); err != nil && !filepath.IsAbs(file.Key) && len(errs) < maxFaults {
-			errs = append(errs, fmt.Errorf("%q %w", file.Key, err))
+	for _, file := range files {
+		err := nameFault(file.Key)
+		if filepath.IsAbs(file.Key) {
+			err = nil // the node's directory decides
+		}
+		if parent := parentFile(file.Key, known); err == nil && parent != "" {
+			err = fmt.Errorf("is below %.100q, which is a file as well; name one of them otherwise", parent)
+		}
+		if err != nil && len(errs) < maxFaults {
+			errs = append(errs, fmt.Errorf("%.300q %w", file.Key, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// maxLooked bounds the names that are taken apart, in bytes: a payload may have one of millions.
+const maxLooked = 4096
+
+// parentFile returns the known file that a name has as a directory; "" if there is none.
+func parentFile(name string, known map[string]bool) string {
+	if len(name) > maxLooked {
+		return ""
+	}
+	for dir := path.Dir(path.Clean(name)); dir != "." && dir != "/"; dir = path.Dir(dir) {
+		if known[dir] {
+			return dir
+		}
+	}
+	return ""
 }
 
 // typed returns a value if it has the type, and refuses another.

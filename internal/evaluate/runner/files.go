@@ -77,6 +77,9 @@ func nameFault(name string) error {
 	if !filepath.IsLocal(name) {
 		return errOutside
 	}
+	if last := name[strings.LastIndexByte(name, '/')+1:]; last == "." || last == ".." {
+		return errors.New("is the name of a directory; write one of a file")
+	}
 	if slices.ContainsFunc(strings.Split(name, "/"), func(part string) bool { return len(part) > maxName }) {
 		return fmt.Errorf("is too long; Linux allows %d bytes", maxName)
 	}

@@ -259,12 +259,17 @@ func TestCheck(t *testing.T) {
 		`{"lang": "py", "mode": "test", "sources": {"a.txt": "", "eval.py": ""}}`:                                                    `main: is missing; name the file to run, as in "main": "eval.py"`,
 		`{"Lang": "py", "mod": "test", "source": {"main.py": ""}}`:                                                                   `lang: is missing; write "lang" in place of "Lang"` + "\n" + `mode: is missing; write "mode" in place of "mod"` + "\n" + `sources: is missing; write "sources" in place of "source"`,
 		`{}`: `lang: is missing; write "lang": "py" or "cu"` + "\n" + `mode: is missing; write "mode": "test"` + "\n" + `sources: is missing; write the files, as in "sources": {"main.py": "…"}`,
-		`{"lang": "py", "mode": "test", "files": 3, "sources": null, "main": "x"}`:              "sources: is a null; it must be an object",
-		`{"lang": "py", "mode": "test", "sources": {"../a.py": ""}, "main": "../a.py"}`:         `"../a.py" leads out of the job's directory`,
-		`{"lang": "cu", "mode": "test", "sources": {"` + strings.Repeat("a", 255) + `": ""}}`:   "",
-		`{"lang": "cu", "mode": "test", "sources": {"b/` + strings.Repeat("a", 256) + `": ""}}`: `is too long; Linux allows 255 bytes`,
-		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"": ""}}`:          `"" is not a file name`,
-		`{"lang": "cu", "mode": "test", "sources": {"dir/a.cu": "", "/workdir/b.cu": ""}}`:      "", // the node's directory decides
+		`{"lang": "py", "mode": "test", "files": 3, "sources": null, "main": "x"}`:                      "sources: is a null; it must be an object",
+		`{"lang": "py", "mode": "test", "sources": {"../a.py": ""}, "main": "../a.py"}`:                 `"../a.py" leads out of the job's directory`,
+		`{"lang": "cu", "mode": "test", "sources": {"` + strings.Repeat("a", 255) + `": ""}}`:           "",
+		`{"lang": "cu", "mode": "test", "sources": {"b/` + strings.Repeat("a", 256) + `": ""}}`:         `is too long; Linux allows 255 bytes`,
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"": ""}}`:                  `"" is not a file name`,
+		`{"lang": "cu", "mode": "test", "sources": {"dir/a.cu": "", "/workdir/b.cu": ""}}`:              "", // the node's directory decides
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": "", ".": ""}}`:                              `"." is the name of a directory`,
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": "", "b/..": ""}}`:                           `"b/.." is the name of a directory`,
+		`{"lang": "cu", "mode": "test", "sources": {"a.cu": ""}, "headers": {"./a.cu/x/y": ""}}`:        `"./a.cu/x/y" is below "a.cu", which is a file as well`,
+		`{"lang": "cu", "mode": "test", "sources": {"/w/a": "", "/w/a/b": ""}}`:                         `"/w/a/b" is below "/w/a"`,
+		`{"lang": "cu", "mode": "test", "sources": {}, "seed": "` + strings.Repeat("1", 130_000) + `"}`: "seed: has 130000 bytes",
 	} {
 		o, err := payload.ParseObject(doc)
 		must.Do(t, err)
