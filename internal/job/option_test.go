@@ -152,6 +152,19 @@ func TestImageNames(t *testing.T) {
 			t.Errorf("%s: %v, and the engine: %v", name, err, engine)
 		}
 	}
+	// These it takes, and cannot pull.
+	for name, refuses := range map[string]bool{
+		"h:0/a": true, "h:00000/a": true, "h:65535/a": false, "h:65536/a": true, "h:99999/a:1": true, "a:99999": false, "h/a:99999": false,
+		"scratch": true, "scratch:latest": true, "library/scratch": true, "index.docker.io/library/scratch": true, "scratch@sha256:" + strings.Repeat("0", 64): true,
+		"scratch2": false, "a/scratch": false, "ghcr.io/scratch": false, "scratch/a": false,
+	} {
+		_, err := job.Read(attack(jobtest.Options(fmt.Sprintf(`"image":%q`, name))))
+		if refuses {
+			refused(t, err, "image")
+		} else if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
 
 // with is a step with an option, and an image.

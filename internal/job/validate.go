@@ -73,7 +73,9 @@ const (
 var (
 	idForm = lazy.Regexp(`^[A-Za-z0-9][A-Za-z0-9-]{0,63}$`)
 	// The engine's grammar (github.com/distribution/reference), in which 64 hexadecimal digits are an ID.
-	imageForm  = lazy.Regexp(`^(` + imageHost + `(\.` + imageHost + `)*(:[0-9]{1,5})?/)?` + imagePart + `(/` + imagePart + `)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	imageForm = lazy.Regexp(`^(` + imageHost + `(\.` + imageHost + `)*(:[0-9]{1,5})?/)?` + imagePart + `(/` + imagePart + `)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?$`)
+	// The engine takes it for a name, and does not pull it.
+	scratch    = lazy.Regexp(`^((index\.)?docker\.io/)?(library/)?scratch([:@]|$)`)
 	imageID    = lazy.Regexp(`^[0-9a-f]{64}$`)
 	groupForm  = lazy.Regexp(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
 	capForm    = lazy.Regexp(`^[A-Z_]{1,40}$`)
@@ -148,6 +150,8 @@ func (s *Spec) validateKind(v *checker) {
 	v.oneOf("kind", string(s.Kind), string(KindPlugin), string(KindNode), string(KindUpload))
 	if s.Kind == KindPlugin {
 		v.refuseIf(!imageForm().MatchString(s.Image) || imageID().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
+		v.refuseIf(badPort(s.Image), "image", "%.120q has no port from 1 to 65535; correct it", s.Image)
+		v.refuseIf(scratch().MatchString(s.Image), "image", "scratch is no image that runs; write one such as %s", config.DefaultImage)
 	} else {
 		v.refuseIf(s.Image != "", "image", "a step without the docker plugin runs in the node's image; leave the name out")
 	}
@@ -161,6 +165,14 @@ func (s *Spec) validateKind(v *checker) {
 	v.refuseIf(!idForm().MatchString(s.JobID), "BUILDKITE_JOB_ID", "%.80q is not an ID; run the step with buildkite-agent, or set it to the job's ID", s.JobID)
 	v.refuseIf(s.BuildID != "" && !idForm().MatchString(s.BuildID), "BUILDKITE_BUILD_ID", "%.80q is not an ID; remove it from the build", s.BuildID)
 	v.oneOf("always-pull", s.Pull, PullMissing, PullAlways)
+}
+
+// badPort reports whether the registry of an image has a port that no service has.
+func badPort(image string) bool {
+	registry, _, named := strings.Cut(image, "/")
+	_, port, has := strings.Cut(registry, ":")
+	n, err := strconv.Atoi(port)
+	return named && has && (err != nil || n < 1 || n > math.MaxUint16)
 }
 
 func (s *Spec) validateCommand(v *checker) {
