@@ -36,6 +36,7 @@ func TestTwice(t *testing.T) {
 		{`"volumes":["./a:/a:ro"],"mounts":["./a:/a/:ro,z"]`, `"volumes":["./a:/a:ro"]`},
 		{`"volumes":["` + cache + `/pip:/p","` + cache + `//pip/:/p:rw"]`, `"volumes":["` + cache + `/pip:/p"]`},
 		{`"volumes":["` + cache + `:/p","` + cache + `/.:/p"]`, `"volumes":["` + cache + `:/p"]`},
+		{`"volumes":["/var/lib/./buildkite-agent//cache/pip:/p","//var/lib/buildkite-agent/cache/pip:/p"]`, `"volumes":["` + cache + `/pip:/p"]`},
 		{`"tmpfs":["/t","/t"]`, `"tmpfs":["/t"]`},
 		{`"tmpfs":["/t:size=1g","/u","/t/:size=2g"]`, `"tmpfs":["/t:size=2g","/u"]`},
 		{`"additional-groups":["video","44","video"]`, `"additional-groups":["video","44"]`},

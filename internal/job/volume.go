@@ -71,15 +71,15 @@ func (r *reader) volume(name, text string, expands bool) {
 // badSource returns what to write instead of a source that is not in the checkout; "" if it is. An anonymous volume is
 // a target alone.
 func badSource(source string, anonymous bool) string {
+	clean := tidy(source)
 	checkout := source == "." || strings.HasPrefix(source, "./")
-	cache := source == plan.OldCacheDir || strings.HasPrefix(source, plan.OldCacheDir+"/")
+	cache := clean == plan.OldCacheDir || strings.HasPrefix(clean, plan.OldCacheDir+"/")
 	switch {
 	case slices.Contains(strings.Split(source, "/"), ".."):
 		return "it has a .. element; write the path without it"
 	case !anonymous && (checkout || cache):
 		return ""
 	}
-	clean := tidy(source)
 	for _, p := range nodePaths {
 		if p.form().MatchString(clean) {
 			return p.advice
