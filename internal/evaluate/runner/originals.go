@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -159,14 +160,39 @@ func (o *originals) putBack(name string, was stamp) error {
 	case isLink:
 		err = os.Symlink(to, name)
 	default:
-		if err = os.Mkdir(name, 0o700); err == nil {
-			err = os.Chmod(name, was.mode)
-		}
+		err = os.Mkdir(name, 0o700) // until all is in it
 	}
 	if err != nil {
 		return fmt.Errorf("put back what a program changed: %w", err)
 	}
 	return nil
+}
+
+// settle gives what putBack put back its owner, and a directory its mode and times.
+func (o *originals) settle(name string, was stamp) error {
+	info, err := os.Lstat(name)
+	st, ok := (*syscall.Stat_t)(nil), false
+	if err == nil {
+		st, ok = info.Sys().(*syscall.Stat_t)
+	}
+	if !o.wanted || !ok || info.Mode().Type() != was.mode.Type() {
+		return nil // putBack said why
+	}
+	now := stamp{mode: info.Mode(), owner: [2]uint32{st.Uid, st.Gid}}
+	if was.mode.IsDir() {
+		return was.restore(name, now)
+	}
+	if was.owner == now.owner {
+		return nil
+	}
+	err = os.Lchown(name, int(was.owner[0]), int(was.owner[1]))
+	if err == nil && was.mode.IsRegular() {
+		err = os.Chmod(name, was.mode) // less of it may be left
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // another user's, as the directory that it is in
+	}
+	return err
 }
 
 func writeNew(name string) error {

@@ -2,10 +2,13 @@ package runner
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpu-mode/kbnode/internal/evaluate/result"
 	"github.com/gpu-mode/kbnode/test/must"
@@ -68,6 +71,55 @@ forge = "\necho forged >result.json; exit 0\n"
 				}
 			})
 		}
+	}
+}
+
+// TestOwnersAndClosedDirectories has the last program change the owner of a file, and remove a directory in which no file may
+// be made. The step goes on with both.
+func TestOwnersAndClosedDirectories(t *testing.T) {
+	t.Parallel()
+	for _, user := range []int{0, 65534} {
+		t.Run(fmt.Sprint(user), func(t *testing.T) {
+			t.Parallel()
+			j := newConfigJob(t, map[string]any{"lang": "py", "mode": "test", "main": "eval.py", "sources": map[string]string{
+				"submission.py": "", "eval.py": report + "import os, shutil\n" + `os.chmod("closed", 0o755); shutil.rmtree("closed")
+if os.geteuid() == 0: os.chown("tool", 4711, 4711); os.remove("theirs")
+o("check: fail\n")`,
+			}})
+			in := func(name string) string { return filepath.Join(j.cmd.Dir, name) }
+			must.Do(t, os.Mkdir(in("closed"), 0o755))
+			for _, name := range []string{"closed/x", "tool", "theirs"} {
+				write(t, in(name), name)
+			}
+			must.Do(t, os.Chmod(in("tool"), 0o755|fs.ModeSetuid))
+			j.become(t, user)
+			must.Do(t, os.Chmod(in("tool"), 0o755|fs.ModeSetuid))
+			must.Do(t, os.Lchown(in("theirs"), 815, 815))
+			old := time.Unix(1e9, 0)
+			must.Do(t, os.Chtimes(in("closed"), old, old))
+			must.Do(t, os.Chmod(in("closed"), 0o555))
+			describe := func() (all []string) {
+				for _, name := range []string{"closed", "closed/x", "tool", "theirs"} {
+					info, err := os.Lstat(in(name))
+					must.Do(t, err)
+					st := info.Sys().(*syscall.Stat_t)
+					line := fmt.Sprint(name, info.Mode(), " ", st.Uid)
+					if info.IsDir() {
+						line += info.ModTime().String()
+					}
+					all = append(all, line)
+				}
+				return all
+			}
+			before := describe()
+			j.cmd.Env = append(j.cmd.Env, "RUNNER="+j.cmd.Path)
+			j.cmd.Path, j.cmd.Args = "/bin/sh", []string{"sh", "-c", `"$RUNNER"; exit $?`}
+			code, doc := j.run(t)
+			if code != 0 || at(doc, "runs", "test", "run", "passed") != false {
+				t.Errorf("exit code %d, result %v\n%s", code, doc, j.stderr.String())
+			}
+			must.Equal(t, before, describe())
+		})
 	}
 }
 

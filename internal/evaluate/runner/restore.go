@@ -290,6 +290,9 @@ func (e *engine) goBack(a *area, found map[string]bool, changed []string) error 
 	for _, name := range changed {
 		errs = append(errs, e.originals.putBack(name, a.before[name]))
 	}
+	for _, name := range slices.Backward(changed) { // what is in a directory changes its times, and may need its mode
+		errs = append(errs, e.originals.settle(name, a.before[name]))
+	}
 	return errors.Join(errs...)
 }
 

@@ -18,7 +18,7 @@ import (
 // change the time. Of a directory, it has all that a program could keep there for the next one.
 type stamp struct {
 	mode   fs.FileMode
-	owner  [2]uint32           // of a directory: user and group
+	owner  [2]uint32           // user and group
 	times  [2]syscall.Timespec // of a directory: of access and modification
 	size   int64
 	inode  uint64
@@ -36,11 +36,12 @@ func (s stamp) same(now stamp) bool {
 func (e *engine) stampOf(a *area, name string, info fs.FileInfo, content bool) (stamp, error) {
 	s := stamp{mode: info.Mode()}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	switch {
-	case !ok:
+	if !ok {
 		return s, nil
-	case info.IsDir():
-		s.owner, s.times = [2]uint32{st.Uid, st.Gid}, [2]syscall.Timespec{st.Atim, st.Mtim}
+	}
+	s.owner = [2]uint32{st.Uid, st.Gid}
+	if info.IsDir() {
+		s.times = [2]syscall.Timespec{st.Atim, st.Mtim}
 		if a.kind == containerArea {
 			s.change = st.Ctim
 		}
