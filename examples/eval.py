@@ -339,6 +339,8 @@ def hide():
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
         ctypes.memset(start, 0, end - start)
     except (OSError, AttributeError, TypeError, ValueError, IndexError) as e:
+        if WORKER in os.environ:  # the image has it, unless a program before took it away by its mode
+            sys.exit(f"the judge cannot hide from the submission: {e}")
         print(f"a submission may read the seed here: {e}", file=sys.stderr)
 
 
