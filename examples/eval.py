@@ -55,8 +55,8 @@ import warnings
 
 try:
     import ctypes
-except ImportError:
-    ctypes = None  # of a Python that was built without libffi
+except (ImportError, OSError):
+    ctypes = None  # this Python was built without it, or an earlier program took it away by its mode: hide ends a fenced judge
 
 PIPE_FAILED, VALIDATE_FAIL, TEST_SPEC, USAGE = 111, 112, 113, 2
 PART = re.compile(r"\s*([A-Za-z_]+):\s*([A-Za-z]+|[+-]?[0-9]+)\s*")
@@ -339,7 +339,7 @@ def hide():
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end
         ctypes.memset(start, 0, end - start)
     except (OSError, AttributeError, TypeError, ValueError, IndexError) as e:
-        if WORKER in os.environ:  # the image has it, unless a program before took it away by its mode
+        if WORKER in os.environ:
             sys.exit(f"the judge cannot hide from the submission: {e}")
         print(f"a submission may read the seed here: {e}", file=sys.stderr)
 

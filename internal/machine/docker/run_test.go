@@ -73,7 +73,7 @@ func TestOutput(t *testing.T) {
 	if err := e.await(t.Context(), "c9"); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
-	if err := e.Stop(t.Context(), "c1", 25*time.Second); err != nil || stopped != "t=25" {
+	if err := e.Stop(t.Context(), "c1", 25*time.Second); err != nil || stopped != "signal=SIGTERM&t=25" {
 		t.Errorf("%v, %s", err, stopped)
 	}
 	must.Do(t, errors.Join(e.Stop(t.Context(), "c9", time.Second), e.Discard(t.Context(), "c9")))

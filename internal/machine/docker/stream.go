@@ -125,11 +125,14 @@ func (e *Engine) Signaled(ctx context.Context, id string) (bool, error) {
 	}
 }
 
-// Stop ends a container: by its stop signal, and after grace by SIGKILL. It is not an error if the
+// Stop ends a container: by SIGTERM, and after grace by SIGKILL. It is not an error if the
 // container is gone or has ended.
 func (e *Engine) Stop(ctx context.Context, id string, grace time.Duration) error {
 	seconds := int(grace.Seconds())
-	_, err := e.api.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
+	_, err := e.api.ContainerStop(ctx, id, client.ContainerStopOptions{
+		Timeout: &seconds,
+		Signal:  "SIGTERM", // An image's own may be one that a command ignores, or that leaves the runner no time for a result. Since Docker 23.
+	})
 	if errdefs.IsNotFound(err) || errdefs.IsNotModified(err) {
 		return nil
 	}
