@@ -150,7 +150,7 @@ func (s *Spec) validateKind(v *checker) {
 	v.oneOf("kind", string(s.Kind), string(KindPlugin), string(KindNode), string(KindUpload))
 	if s.Kind == KindPlugin {
 		v.refuseIf(!imageForm().MatchString(s.Image) || imageID().MatchString(s.Image) || len(s.Image) > 400, "image", "%.120q is not the name of an image; write one such as %s", s.Image, config.DefaultImage)
-		v.refuseIf(badPort(s.Image), "image", "%.120q has no port from 1 to 65535; correct it", s.Image)
+		v.refuseIf(badPort(s.Image), "image", "%.120q has no port from 1 to 65535; write one such as 5000", s.Image)
 		v.refuseIf(scratch().MatchString(s.Image), "image", "scratch is no image that runs; write one such as %s", config.DefaultImage)
 	} else {
 		v.refuseIf(s.Image != "", "image", "a step without the docker plugin runs in the node's image; leave the name out")

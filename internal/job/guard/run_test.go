@@ -246,7 +246,7 @@ func TestCancelJob(t *testing.T) {
 	must.Until(t, "the container to be stopped", func() bool {
 		r.engine.mu.Lock()
 		defer r.engine.mu.Unlock()
-		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?t=20") })
+		return slices.ContainsFunc(r.engine.requests, func(s string) bool { return strings.Contains(s, "/stop?signal=SIGTERM&t=20") })
 	})
 	r.engine.end()
 	_ = out.Close()

@@ -146,9 +146,9 @@ func TestRemove(t *testing.T) {
 	must.Err(t, e.Remove(t.Context(), "stuck"), "remove container stuck: ")
 	must.Do(t, e.RemoveNamed(t.Context(), "a.", func(name string) bool { return strings.HasPrefix(name, "a") }))
 	must.Equal(t, []string{
-		"runs stop t=5", "runs rm force=1&v=1", "ended stop t=5", "ended rm force=1&v=1", "gone stop t=5", "gone rm force=1&v=1",
-		"removing stop t=5", "removing rm force=1&v=1", "removing wait", "dead stop t=5", "dead rm force=1&v=1", "stuck stop t=5", "stuck rm force=1&v=1",
-		"dead stop t=5", "dead rm force=1&v=1", "runs stop t=5", "runs rm force=1&v=1",
+		"runs stop signal=SIGTERM&t=5", "runs rm force=1&v=1", "ended stop signal=SIGTERM&t=5", "ended rm force=1&v=1", "gone stop signal=SIGTERM&t=5", "gone rm force=1&v=1",
+		"removing stop signal=SIGTERM&t=5", "removing rm force=1&v=1", "removing wait", "dead stop signal=SIGTERM&t=5", "dead rm force=1&v=1", "stuck stop signal=SIGTERM&t=5", "stuck rm force=1&v=1",
+		"dead stop signal=SIGTERM&t=5", "dead rm force=1&v=1", "runs stop signal=SIGTERM&t=5", "runs rm force=1&v=1",
 	}, asked)
 }
 
