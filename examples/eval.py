@@ -459,12 +459,12 @@ def pause(flags):
 
 def takes_output(kernel):
     """Says whether a function must be given two arguments, and refuses a plain one that takes neither one nor two."""
-    if type(kernel) is types.FunctionType:
+    if type(kernel) is types.FunctionType and not {"__wrapped__", "__signature__"} & vars(kernel).keys():
         code = kernel.__code__
         needed, taken = code.co_argcount - len(kernel.__defaults__ or ()), code.co_argcount + bool(code.co_flags & VARARGS)
         if needed > 2 or taken < 1:
             raise Unfit(f"custom_kernel takes {max(needed, 0)} arguments; define custom_kernel(data) or custom_kernel(data, output)")
-    else:  # which may not tell what it takes, such as one that wraps another
+    else:  # which may not tell what it takes
         import inspect
 
         try:

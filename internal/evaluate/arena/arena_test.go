@@ -136,6 +136,27 @@ func TestSeparateJudge(t *testing.T) {
 	}
 }
 
+// TestBothForms has the judge of the examples call each attack as it calls the honest submission, or with an output if the
+// attack takes one.
+func TestBothForms(t *testing.T) {
+	t.Parallel()
+	p, returns := read(t, "prefix_python")
+	for form, honest := range map[string]string{
+		"returned": returns,
+		"in place": "from array import array\nfrom itertools import accumulate\ndef custom_kernel(data, output):\n    output[:] = array('q', accumulate(data))\n",
+	} {
+		c := corpus(t)
+		c.Attacks = slices.DeleteFunc(c.Attacks, func(a Attack) bool { return !slices.Contains([]string{"late_fork", "shared_after", "clock_zero"}, a.Name) })
+		r, err := Run(t.Context(), Options{Task: p, Honest: honest, Corpus: c, Evaluate: local(t, 1), Limit: busy})
+		must.Do(t, err)
+		for _, row := range r.Attacks {
+			if row.Outcome != Stopped || strings.Contains(row.Verdict, "not shared memory") {
+				t.Errorf("%s: %s %s: %s", form, row.Attack, row.Outcome, row.Verdict)
+			}
+		}
+	}
+}
+
 // TestBroken tells attacks whose own code fails from those that are stopped.
 func TestBroken(t *testing.T) {
 	t.Parallel()
