@@ -37,10 +37,15 @@ func TestCancelCommand(t *testing.T) {
 	if got := <-sent; got.code != 1 || !strings.Contains(got.out+got.err, "cancelled") {
 		t.Errorf("%+v", got)
 	}
-	must.Equal(t, "run-1: build 1 has ended: canceled\n", kbnode(t, "cancel", "run-1").out)
+	for _, name := range []string{"run-1", "kernelbot#1", "https://buildkite.com/kbnode/kernelbot/builds/1#0191"} {
+		must.Equal(t, name+": build 1 has ended: canceled\n", kbnode(t, "cancel", name).out)
+	}
+	must.Equal(t, 1, kbnode(t, "cancel", "kernelbot#2").code)
 	for _, tt := range []struct{ args, says string }{
 		{"", "no run is named; write kbnode cancel RUN, with the run ID"},
 		{"run\x1b[2J", "is not a run ID; kbnode submit prints them"},
+		{"#1", "\"#1\" names no pipeline; write kbnode cancel PIPELINE#1"},
+		{"https://example.com/x", "is not a run ID; kbnode submit prints them"},
 		{"run-1 --pipeline Kernel/bot", "is not the name of a pipeline"},
 	} {
 		if got := kbnode(t, append([]string{"cancel"}, strings.Fields(tt.args)...)...); got.code != 2 || !strings.Contains(got.err, tt.says) || strings.Contains(got.err, "\x1b") {

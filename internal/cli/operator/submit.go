@@ -177,7 +177,7 @@ func (f *submitFlags) followRun(cmd *cobra.Command, s term.Streams, args []strin
 		return err
 	}
 	f.Pipeline = pipelineOf(f.Pipeline)
-	if err := checkRuns(f.Target, f.follow); err != nil {
+	if err := checkRuns(f.Target, false, f.follow); err != nil {
 		return err
 	}
 	p := NewSubmitProgress(term.NewProgress(s))

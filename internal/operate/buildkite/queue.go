@@ -258,7 +258,7 @@ func (a Agent) inQueue() QueueAgent {
 	}
 	if j := a.Job; j != nil {
 		out.Job = &QueueJob{ID: text.Line(j.ID, maxText), Name: text.Line(j.Name, maxText), State: text.Line(j.State, maxText), URL: text.Line(j.URL, 5*maxText), Started: j.Started}
-		out.Job.Pipeline, out.Job.Build = buildOf(out.Job.URL)
+		out.Job.Pipeline, out.Job.Build = BuildOf(out.Job.URL)
 	}
 	return out
 }
@@ -275,9 +275,9 @@ func (a QueueAgent) index() int {
 	return *a.GPUIndex
 }
 
-// buildOf returns the pipeline and number in the URL of a build's or a job's page,
+// BuildOf returns the pipeline and number in the URL of a build's or a job's page,
 // https://buildkite.com/ORGANIZATION/PIPELINE/builds/NUMBER#JOB.
-func buildOf(page string) (pipeline string, number int) {
+func BuildOf(page string) (pipeline string, number int) {
 	at, err := url.Parse(page)
 	if err != nil {
 		return "", 0

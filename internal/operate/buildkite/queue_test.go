@@ -197,7 +197,7 @@ func TestBuildOf(t *testing.T) {
 		"%": " 0",
 		"":  " 0",
 	} {
-		if p, n := buildOf(page); fmt.Sprint(p, " ", n) != want {
+		if p, n := BuildOf(page); fmt.Sprint(p, " ", n) != want {
 			t.Errorf("%s: %q %d; want %s", page, p, n, want)
 		}
 	}

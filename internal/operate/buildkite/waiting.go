@@ -47,7 +47,7 @@ func (w *Waiting) add(b Build, j Job, agents []Agent) {
 		w.Oldest = since
 	}
 	one := WaitingJob{ID: text.Line(j.ID, maxText), Name: text.Line(j.Name, maxText), URL: text.Line(j.URL, 5*maxText), Priority: int(j.Priority), Since: since}
-	one.Pipeline, one.Build = buildOf(one.URL)
+	one.Pipeline, one.Build = BuildOf(one.URL)
 	w.List = append(w.List, one)
 	matched := false
 	for _, a := range agents {
