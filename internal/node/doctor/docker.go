@@ -168,7 +168,7 @@ func (s daemonSetting) change(ctx context.Context, m *Machine, f Finding) Findin
 	}
 	switch flag := d.Flag(s.key); {
 	case m.Recorded != "": // the file on the machine may have other keys
-		return f.Advise("sudo kbnode doctor --only docker has the command, on the machine")
+		return f.Advise("on the machine, type sudo kbnode doctor --only docker: it prints the command")
 	case flag != "":
 		return f.Advise("dockerd is started with %s: run sudo systemctl edit --full docker, remove it, then run sudo systemctl restart docker", flag)
 	case d.Problem == "" && d.Has(s.key) && s.sed != "" && strings.Contains(string(d.Keys[s.key]), s.has):
