@@ -31,10 +31,11 @@ func (h hints) meant(cmd *cobra.Command, i int) (lines [][]string, answer string
 	}
 	near := nearCommands(cmd, word)
 	if next == "--all" || node.LikelySlots(next) != nil { // runs are canceled, and not slots
-		near = slices.DeleteFunc(near, func(name string) bool { return name == "cancel" })
-		if len(near) == 0 {
+		others := slices.DeleteFunc(slices.Clone(near), func(name string) bool { return name == "cancel" })
+		if len(near) > 0 && len(others) == 0 {
 			return nil, term.EndJob
 		}
+		near = others
 	}
 	var same [][]string
 	for _, name := range near {

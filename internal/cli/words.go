@@ -150,6 +150,7 @@ var answers = map[string]string{
 	"upgrade --rollback":      "name the version to return to: write sudo kbnode upgrade --agent-version VERSION",
 	"image rollback --to":     "leave it out, since it returns to the image before; for another, write sudo kbnode image update IMAGE",
 	"image update --force":    "write --now to fetch it while jobs run", "image update --tag": "write the whole name: sudo kbnode image update ghcr.io/gpu-mode/kernelbot:TAG",
+	"plan --apply":       "plan changes nothing; write sudo kbnode reconcile, or sudo kbnode install on a new node",
 	"config check --fix": "leave it out: kbnode does not edit the file, and says what to write",
 	"notify --test":      "leave it out: kbnode notify sends a test",
 	"events --until":     "leave it out; kbnode events --json has the times, for jq",
@@ -181,6 +182,7 @@ var sameAnswers = map[string]string{
 var sameFlags = map[string][]string{
 	"leaderboard": {"problem"}, "task": {"problem"}, "p": {"problem", "queue", "pipeline"}, "organization": {"org"}, "q": {"queue"},
 	"o": {"json"}, "output": {"json"}, "format": {"json"}, "out": {"json"}, "j": {"json"}, "check": {"only", "dry-run"},
+	"repair": {"fix"}, "autofix": {"fix"}, "heal": {"fix"}, "apply": {"fix"},
 	"diff": {"dry-run"}, "simulate": {"dry-run"}, "noop": {"dry-run"}, "preview": {"dry-run"},
 	"for": {"until"}, "follow": {"watch"}, "w": {"watch", "workdir"}, "m": {"reason"}, "message": {"reason"}, "comment": {"reason"},
 	"a": {"all"}, "reset": {"mended"}, "hostname": {"node"}, "name": {"node"}, "n": {"node"}, "partition": {"queue"}, "c": {"config"}, "f": {"dockerfile", "config"}, "file": {"dockerfile", "config"}, "filter": {"node"}, "assume-yes": {"yes"},

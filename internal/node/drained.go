@@ -85,8 +85,9 @@ var gpuID = lazy.Regexp(`^(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$|^(?
 // LikelySlots returns the slots that people may mean by a word that is none: gpu0 to gpu3 by 0-3, gpu3 by GPU-3.
 func LikelySlots(word string) (names []string) {
 	word = strings.ToLower(word)
-	plain := strings.NewReplacer("gpu-", "", "gpu", "", "[", "", "]", "", "{", "", "}", "", "..", "-", ":", "-", " ", "").Replace(word)
-	numbers, err := cpuset.Parse(strings.Trim(plain, ","))
+	plain := strings.NewReplacer("gpu-", "", "gpu", "", "[", "", "]", "", "{", "", "}", "", "..", "-", ":", "-").Replace(word)
+	plain = strings.Join(strings.FieldsFunc(strings.ReplaceAll(plain, " - ", "-"), func(r rune) bool { return r == ' ' || r == ',' }), ",")
+	numbers, err := cpuset.Parse(plain)
 	if one := oneSlot().FindStringSubmatch(word); err != nil && one != nil {
 		numbers, err = cpuset.Parse(one[1])
 	}

@@ -146,7 +146,9 @@ func TestBothForms(t *testing.T) {
 		"in place": "from array import array\nfrom itertools import accumulate\ndef custom_kernel(data, output):\n    output[:] = array('q', accumulate(data))\n",
 	} {
 		c := corpus(t)
-		c.Attacks = slices.DeleteFunc(c.Attacks, func(a Attack) bool { return !slices.Contains([]string{"late_fork", "shared_after", "clock_zero"}, a.Name) })
+		c.Attacks = slices.DeleteFunc(c.Attacks, func(a Attack) bool {
+			return !slices.Contains([]string{"late_fork", "shared_after", "clock_zero"}, a.Name)
+		})
 		r, err := Run(t.Context(), Options{Task: p, Honest: honest, Corpus: c, Evaluate: local(t, 1), Limit: busy})
 		must.Do(t, err)
 		for _, row := range r.Attacks {

@@ -121,13 +121,16 @@ func Build(kind string, o Options) (*Pipeline, error) {
 	return p, nil
 }
 
+// IsImage reports whether a text can be the name of an image, or a variable of a pipeline in its place.
+func IsImage(name string) bool { return imageForm().MatchString(name) && len(name) <= 400 }
+
 func (o Options) check() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if o.Queue != "" && !config.QueueForm().MatchString(o.Queue) && !variableForm().MatchString(o.Queue) {
 		bad("%.120q is not the name of a queue; use letters, digits, '-', '_' and '.', such as b200, or a variable, such as '${GPU_QUEUE}'", o.Queue)
 	}
-	if o.Image != "" && (!imageForm().MatchString(o.Image) || len(o.Image) > 400) {
+	if o.Image != "" && !IsImage(o.Image) {
 		bad("%.120q is not the name of an image; write one such as ghcr.io/gpu-mode/kernelbot:latest", o.Image)
 	}
 	if !slices.Contains([]string{"", config.ProfileStrict, config.ProfileCompatible}, o.Profile) {

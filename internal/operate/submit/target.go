@@ -57,6 +57,8 @@ func (t *Target) Resolve() error {
 	t.Queue = cmp.Or(t.Queue, g.Queue)
 	if _, name, is := strings.Cut(t.Image, "://"); is {
 		errs = append(errs, fmt.Errorf("%.200q is not the name of an image; write --image %.200s", t.Image, name))
+	} else if t.Image != "" && !pipeline.IsImage(t.Image) {
+		errs = append(errs, fmt.Errorf("%.200q is not the name of an image; write one such as %s", t.Image, config.DefaultImage))
 	}
 	switch {
 	case strings.Contains(t.Queue, "/"):
