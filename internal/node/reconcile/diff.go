@@ -35,9 +35,9 @@ func Diff(p *plan.Plan, s *State) []Change {
 	return d.out
 }
 
-// empty reports whether a plan wants nothing at all.
+// empty reports whether a plan wants nothing at all, as uninstall does. One with slots alone is of a node that cannot be planned.
 func empty(p *plan.Plan) bool {
-	return len(p.Files)+len(p.Dirs)+len(p.Users)+len(p.Units)+len(p.Slices) == 0
+	return len(p.Slots)+len(p.Files)+len(p.Dirs)+len(p.Users)+len(p.Units)+len(p.Slices) == 0
 }
 
 type differ struct {
