@@ -14,7 +14,8 @@ import (
 
 // files brings users, directories and files to their planned state: users
 // first, because they own the rest, and unit files last, because they name the
-// rest.
+// rest. The last of all is the node's service: by it, a first boot sees that its
+// installation was not interrupted.
 func (d *differ) files() {
 	for _, u := range slices.SortedFunc(slices.Values(d.p.Users), func(a, b plan.User) int {
 		return cmp.Or(cmp.Compare(slotOf(a.Home), slotOf(b.Home)), cmp.Compare(a.Name, b.Name))
@@ -26,15 +27,17 @@ func (d *differ) files() {
 	for _, dir := range slices.SortedFunc(slices.Values(d.p.Dirs), func(a, b plan.Dir) int { return cmp.Compare(a.Path, b.Path) }) {
 		d.dir(dir)
 	}
-	for _, f := range slices.SortedFunc(slices.Values(d.p.Files), func(a, b plan.File) int {
-		unitA, unitB := path.Dir(a.Path) == plan.UnitDir, path.Dir(b.Path) == plan.UnitDir
-		if unitA != unitB {
-			if unitA {
-				return 1
-			}
-			return -1
+	order := func(f plan.File) int {
+		switch {
+		case f.Path == plan.UnitDir+"/"+plan.NodeService:
+			return 2
+		case path.Dir(f.Path) == plan.UnitDir:
+			return 1
 		}
-		return cmp.Or(cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Path, b.Path))
+		return 0
+	}
+	for _, f := range slices.SortedFunc(slices.Values(d.p.Files), func(a, b plan.File) int {
+		return cmp.Or(cmp.Compare(order(a), order(b)), cmp.Compare(a.Slot, b.Slot), cmp.Compare(a.Path, b.Path))
 	}) {
 		d.file(f)
 	}

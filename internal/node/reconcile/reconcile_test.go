@@ -40,7 +40,10 @@ func TestFirstInstall(t *testing.T) {
 		"start buildkite-gpu0.slice", setWord(0, "2-3", 1<<30), "start buildkite-gpu1.slice", setWord(1, "4-5", 1<<30),
 		"start gpu0.socket gpu1.socket", "start agent-gpu0 agent-gpu1", "start kbnode"}, words)
 	equal(t, "deferred", nil, r.Deferred)
-	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, brief(r.Applied)[:3])
+	done := brief(r.Applied)
+	equal(t, "first changes", []string{"adduser kbnode-gpu0", "adduser kbnode-gpu1", "create /etc/buildkite-agent/"}, done[:3])
+	written := slices.Index(done, "create "+plan.UnitDir+"/"+plan.NodeService) // by which packaging/kbnode-install.service knows a node
+	equal(t, "after the node's service", []string{"enable kbnode.service", "reload systemd"}, done[written+1:written+3])
 	equal(t, "partition", "root", m.read("/sys/fs/cgroup/buildkite.slice/cpuset.cpus.partition"))
 	equal(t, "memory", "1073741824", m.read("/sys/fs/cgroup/buildkite.slice/buildkite-gpu1.slice/memory.max"))
 
