@@ -63,6 +63,9 @@ func (b *builder) recall() (err error) {
 		}
 	}
 	b.Node = cleanName(cmp.Or(b.cfg.Node, b.inv.Hostname, "node"))
+	if b.cfg.Node == "" && inventory.Nameless(b.inv.Hostname) {
+		b.warn("the host name is %s, and agents are named after it, as others' may be; set a name with --node (node)", b.inv.Hostname)
+	}
 	b.cfg.Job.TasksMax = min(b.cfg.Job.TasksMax, MaxPIDs) // no cgroup takes more, and containers would not start
 	return nil
 }

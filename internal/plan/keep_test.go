@@ -368,3 +368,20 @@ func TestLastIsMissing(t *testing.T) {
 		}
 	}
 }
+
+// TestNameless plans a machine whose network has not given it a name yet: a new one, and one whose name was known.
+func TestNameless(t *testing.T) {
+	t.Parallel()
+	inv := readMachine(t, machinetest.B200x8())
+	inv.Hostname = "localhost.localdomain"
+	warns := func(p *Plan) bool {
+		return strings.Contains(strings.Join(p.Warnings, "\n"), "host name is localhost.localdomain")
+	}
+	if p := build(t, inv, config.Config{}, nil, false); !warns(p) {
+		t.Errorf("new: %q", p.Warnings)
+	}
+	known := &Bindings{Last: &inventory.Inventory{Hostname: "vendor-1"}}
+	if p := build(t, inv, config.Config{}, known, false); warns(p) || p.Slots[0].Agent != "vendor-1-gpu0" {
+		t.Errorf("known: %s, %q", p.Slots[0].Agent, p.Warnings)
+	}
+}

@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 // Fill returns the inventory with each subject that could not be read as it was in an earlier one. What could be
@@ -11,7 +12,7 @@ func (inv *Inventory) Fill(last *Inventory) *Inventory {
 	out := *inv
 	last = cmp.Or(last, &Inventory{})
 	unread := func(subject string) bool { return slices.Contains(inv.Unread, subject) }
-	if unread(SubjectHost) {
+	if unread(SubjectHost) || Nameless(inv.Hostname) && last.Hostname != "" {
 		out.Hostname = last.Hostname
 	}
 	if unread(SubjectCPU) || unread(SubjectMemory) { // both are read from the NUMA nodes, and Virt from the CPUs
@@ -41,6 +42,13 @@ func (inv *Inventory) Fill(last *Inventory) *Inventory {
 		}
 	}
 	return &out
+}
+
+// Nameless reports whether a host name is what a machine without one has: at each boot, until DHCP, DNS or cloud-init
+// gives it its own, and if they do not.
+func Nameless(host string) bool {
+	name, _, _ := strings.Cut(strings.ToLower(host), ".")
+	return name == "localhost" || name == "(none)"
 }
 
 // fill is Fill for the software.

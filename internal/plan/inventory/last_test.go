@@ -26,6 +26,8 @@ func TestFill(t *testing.T) {
 	}{
 		"all is read":               {Inventory{}, "", func(*Inventory) {}},
 		"the name":                  {Inventory{}, SubjectHost, func(i *Inventory) { i.Hostname = "was" }},
+		"a name of its own":         {Inventory{Hostname: "now"}, "", func(*Inventory) {}},
+		"none of its own yet":       {Inventory{Hostname: "localhost.localdomain"}, "", func(i *Inventory) { i.Hostname = "was" }},
 		"CPUs":                      {Inventory{CPU: CPU{Online: "0"}}, SubjectCPU, func(i *Inventory) { i.CPU, i.Memory, i.OS.Virt = last.CPU, last.Memory, true }},
 		"memory":                    {Inventory{Memory: Memory{TotalBytes: 1}}, SubjectMemory, func(i *Inventory) { i.CPU, i.Memory, i.OS.Virt = last.CPU, last.Memory, true }},
 		"systemd":                   {Inventory{}, SubjectSystem, func(i *Inventory) { i.Software.Systemd = "255" }},
