@@ -3,10 +3,12 @@ package detect
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"gopkg.in/yaml.v3"
 
@@ -43,7 +45,15 @@ func readCDI(t tree, dirs []string) []CDISpec {
 		})
 		for _, name := range files[:min(len(files), inventory.MaxCDISpecs)] {
 			s := CDISpec{Path: path.Join(dir, name)}
-			s.parse(t.text(s.Path[1:]))
+			info, err := fs.Stat(t.files, s.Path[1:])
+			switch {
+			case err == nil && info.IsDir(): // which CDI skips, too
+				continue
+			case errors.Is(err, syscall.ELOOP): // it will not be read the next time either
+				s.Err = errors.New("it is a loop of symbolic links")
+			default:
+				s.parse(t.text(s.Path[1:]))
+			}
 			specs = append(specs, s)
 		}
 	}

@@ -151,12 +151,18 @@ func TestCDIDevices(t *testing.T) {
 	} {
 		must.Write(t, dir, name, text)
 	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "etc/cdi/old.yaml"), 0o755))
+	must.Do(t, os.Symlink("loop.yaml", filepath.Join(dir, "etc/cdi/loop.yaml")))
 	in, err := openTree(dir)
 	must.Do(t, err)
 	got, err := cdiDevices(in, []string{"/etc/cdi", "/var/run/cdi", "/nowhere"})
 	want := []string{"amd.com/gpu=0", "amd.com/gpu=all", "nvidia.com/gpu=0", "nvidia.com/gpu=GPU-1"}
 	must.Equal(t, want, got)
 	must.Err(t, err, "/etc/cdi/broken.yaml")
+	must.Err(t, err, "/etc/cdi/loop.yaml: it is a loop of symbolic links")
+	if strings.Contains(err.Error(), "old.yaml") || len(in.unread()) > 0 { // which would keep the devices as they were
+		t.Errorf("%v, unread %v", err, in.unread())
+	}
 }
 
 // TestCDIConflicts compares with the rules of CDI's own cache, tags.cncf.io/container-device-interface.
