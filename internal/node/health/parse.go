@@ -213,7 +213,7 @@ func amd(text string, f *Fact) bool {
 	}
 	for {
 		before := text
-		for _, prefix := range []string{"amdgpu: ", "[drm] ", "[drm:amdgpu_job_timedout [amdgpu]] ", "*ERROR* "} {
+		for _, prefix := range []string{"amdgpu: ", "[drm] ", "[drm:amdgpu_job_timedout [amdgpu]] ", "[drm:amdgpu_job_timedout] ", "*ERROR* "} {
 			text = strings.TrimPrefix(text, prefix)
 		}
 		if _, rest, ok := strings.Cut(text, "}"); ok && strings.HasPrefix(text, "{") {

@@ -75,6 +75,17 @@ func TestRecordedLogs(t *testing.T) {
 	}
 }
 
+// TestBuiltInAMD has a line of an amdgpu that is no module, so that the kernel names none.
+func TestBuiltInAMD(t *testing.T) {
+	t.Parallel()
+	for _, from := range []string{"[drm:amdgpu_job_timedout [amdgpu]]", "[drm:amdgpu_job_timedout]"} {
+		f, ok := Parse([]byte("3,9,1,-;" + from + " *ERROR* ring comp_1.0.0 timeout, signaled seq=2, emitted seq=4"))
+		if !ok || f.Kind != KindRing {
+			t.Errorf("%s: %+v", from, f)
+		}
+	}
+}
+
 // Lines that a process can make the kernel write are not trusted.
 func TestForgedLines(t *testing.T) {
 	t.Parallel()
