@@ -76,8 +76,8 @@ func (l *live) Docker(ctx context.Context, socket string) error {
 }
 
 // Signals implements daemon.Node.
-func (l *live) Signals(root string, disks []string) (health.Node, error) {
-	return signals.ReadNode(root, disks)
+func (l *live) Signals(root string, disks, cdiDirs []string) (health.Node, error) {
+	return signals.ReadNode(root, disks, cdiDirs...)
 }
 
 // Stamp implements daemon.Node.

@@ -35,8 +35,9 @@ type Node interface {
 	// not pass. An error means that it did not run, or not to its end.
 	Evaluate(ctx context.Context, slot int) (passed bool, says string, err error)
 	// Signals reads what files and system calls report about the node, with the space on
-	// some disks. What it could not read is listed in the result, and in the error.
-	Signals(root string, disks []string) (health.Node, error)
+	// some disks, and the CDI specification in the engine's directories, if these are known.
+	// What it could not read is listed in the result, and in the error.
+	Signals(root string, disks, cdiDirs []string) (health.Node, error)
 	// Stamp is cheap and changes when Read may return something else: it covers the files
 	// that Read reads and the GPUs' addresses on the bus.
 	Stamp(p *plan.Plan) string

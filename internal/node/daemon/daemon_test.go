@@ -51,7 +51,7 @@ type fakeNode struct {
 	dead         bool // the watch's connection
 	docker       error
 	engine       inventory.Docker
-	disks        []string // whose signals were asked for last
+	disks, specs []string // whose signals were asked for last, and where the CDI specification was looked for
 	hostErr      error
 	unitsErr     error
 	loadedErr    error                    // of Observe
@@ -166,8 +166,8 @@ func (n *fakeNode) Docker(context.Context, string) error {
 
 // Signals reads the fake's tree. The space on disks and the clock are not the tree's but the
 // test machine's, so they are left out.
-func (n *fakeNode) Signals(root string, disks []string) (health.Node, error) {
-	n.set(func() { n.disks = disks })
+func (n *fakeNode) Signals(root string, disks, cdiDirs []string) (health.Node, error) {
+	n.set(func() { n.disks, n.specs = disks, cdiDirs })
 	node, err := signals.ReadNode(root, nil)
 	n.set(func() { node.Clock = n.clock })
 	return node, err

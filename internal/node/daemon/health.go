@@ -225,7 +225,7 @@ func (d *daemonLoop) node(ctx context.Context, host *reconcile.Host) *health.Nod
 	if dir := d.engine.ContainerdDir; dir != "" {
 		disks = append(disks, dir)
 	}
-	node, err := d.Node.Signals(host.Root, disks)
+	node, err := d.Node.Signals(host.Root, disks, d.engine.CDIDirs)
 	if err != nil {
 		d.Log.Debug("node's signals not read", "err", err)
 	}

@@ -159,7 +159,7 @@ func TestUnknownEngine(t *testing.T) {
 	}
 }
 
-// TestDisksOfTheEngine watches the disks that images are on, as the engine last told them.
+// TestDisksOfTheEngine watches the disks that images are on, and reads the CDI specification, as the engine last told them.
 func TestDisksOfTheEngine(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
 		watched := func(want ...string) {
@@ -170,10 +170,13 @@ func TestDisksOfTheEngine(t *testing.T) {
 		}
 		running(t, n, Options{})
 		watched("/var/lib/docker", "/var/lib/buildkite-agent")
-		n.set(func() { n.engine = inventory.Docker{RootDir: "/nvme/docker", ContainerdDir: "/var/lib/containerd"} })
+		n.set(func() {
+			n.engine = inventory.Docker{RootDir: "/nvme/docker", ContainerdDir: "/var/lib/containerd", CDIDirs: []string{"/etc/docker/cdi"}}
+		})
 		watched("/nvme/docker", "/var/lib/buildkite-agent", "/var/lib/containerd")
 		n.set(func() { n.engine = inventory.Docker{} }) // it did not answer
 		watched("/nvme/docker", "/var/lib/buildkite-agent", "/var/lib/containerd")
+		n.set(func() { must.Equal(t, []string{"/etc/docker/cdi"}, n.specs) })
 	})
 }
 

@@ -167,7 +167,7 @@ func dockerCDIDriver(ctx context.Context, m *Machine) Answer {
 		return none("%s", err)
 	}
 	loaded := m.Inventory.NVIDIA.DriverVersion
-	node, _ := signals.ReadNode(m.Root, nil) // what it cannot read is empty
+	node, _ := signals.ReadNode(m.Root, nil, m.Inventory.Software.Docker.CDIDirs...) // what it cannot read is empty
 	if node.CDIDriver != "" && loaded != "" && node.CDIDriver != loaded {
 		return found(fail("driver %s runs, but containers get the files of %s", loaded, node.CDIDriver).Safely("%s", renewCDI(ctx, m)))
 	}

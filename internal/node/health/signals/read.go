@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -160,9 +161,10 @@ func readLink(dir string) *nvml.PCIe {
 }
 
 // ReadNode reads what files and system calls report about the node: disks, clock and CDI
-// specification. The caller fills in Docker and Down. A part that cannot be read is
-// omitted, listed in Unread, and named in the error.
-func ReadNode(root string, disks []string) (health.Node, error) {
+// specification, which the engine looks for in cdiDirs, or by default in CDI's own. The caller
+// fills in Docker and Down. A part that cannot be read is omitted, listed in Unread, and named
+// in the error.
+func ReadNode(root string, disks []string, cdiDirs ...string) (health.Node, error) {
 	var n health.Node
 	var errs []error
 	for _, path := range disks {
@@ -187,7 +189,7 @@ func ReadNode(root string, disks []string) (health.Node, error) {
 		errs = append(errs, fmt.Errorf("adjtimex: %w", err))
 	}
 	n.Clock = clock(state, tx, err)
-	n.CDIDriver, err = limit.Call(root, "CDI specification", readTime, func() (string, error) { return cdiDriver(root) })
+	n.CDIDriver, err = limit.Call(root, "CDI specification", readTime, func() (string, error) { return cdiDriver(root, cdiDirs) })
 	if err != nil {
 		n.Unread = append(n.Unread, health.CheckDriver)
 	}
@@ -218,9 +220,9 @@ func clockState(state int, status int32, err error) health.Clock {
 }
 
 // cdiSpecs returns the files that may be NVIDIA's specification, the one with the usual name first. By CDI's rule
-// /run takes precedence over /etc.
-func cdiSpecs(root string) (names []string) {
-	for _, dir := range []string{"run/cdi", "etc/cdi"} {
+// a later directory takes precedence.
+func cdiSpecs(root string, dirs []string) (names []string) {
+	for _, dir := range slices.Backward(dirs) {
 		usual := filepath.Join(root, dir, "nvidia.yaml")
 		names = append(names, usual)
 		for _, form := range []string{"*.yaml", "*.json"} {
@@ -242,15 +244,18 @@ var ofUUIDs = lazy.Regexp(`"?name"?\s*:\s*["']?(GPU|MIG)-`)
 
 // cdiDriver returns the driver version in NVIDIA's CDI specification, which lists the
 // driver's files; "" if there is none.
-func cdiDriver(root string) (string, error) {
-	if version := countingDriver(root); version != "" {
+func cdiDriver(root string, dirs []string) (string, error) {
+	if len(dirs) == 0 {
+		dirs = []string{"/etc/cdi", "/run/cdi"}
+	}
+	if version := countingDriver(root, dirs); version != "" {
 		return version, nil
 	}
 	var errs []error
-	for _, name := range cdiSpecs(root) {
+	for _, name := range cdiSpecs(root, dirs) {
 		text, err := readFile(name)
 		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
+			if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EISDIR) && !errors.Is(err, syscall.ELOOP) {
 				errs = append(errs, fmt.Errorf("read CDI specification: %w", err))
 			}
 			continue
@@ -267,8 +272,8 @@ func cdiDriver(root string) (string, error) {
 
 // countingDriver returns the driver version in the specification that the first device of a slot comes from, by CDI's own
 // rule; "" if none names the driver's files.
-func countingDriver(root string) string {
-	specs, _ := detect.ReadCDI(root, []string{"/etc/cdi", "/run/cdi"}) // what it cannot read counts for nothing
+func countingDriver(root string, dirs []string) string {
+	specs, _ := detect.ReadCDI(root, dirs) // what it cannot read counts for nothing
 	counts, _ := detect.CountingCDI(specs)
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		device, nvidia := strings.CutPrefix(name, "nvidia.com/gpu=")

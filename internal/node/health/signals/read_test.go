@@ -101,6 +101,19 @@ func TestCDIDriver(t *testing.T) {
 	}
 }
 
+// TestCDIDirs has the engine look elsewhere than other programs, for whom an old file is left.
+func TestCDIDirs(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for dir, version := range map[string]string{"etc/cdi": "550.1.2", "etc/docker/cdi": "580.95.05"} {
+		library := "/usr/lib/libcuda.so." + version
+		must.Write(t, root, dir+"/nvidia.yaml", "kind: nvidia.com/gpu\ndevices: [{name: GPU-a}]\ncontainerEdits: {mounts: [{hostPath: "+library+"}]}\n")
+	}
+	n, err := ReadNode(root, nil, "/etc/docker/cdi", "/run/docker/cdi")
+	must.Do(t, err)
+	must.Equal(t, "580.95.05", n.CDIDriver)
+}
+
 func TestReadNode(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -111,6 +124,8 @@ func TestReadNode(t *testing.T) {
 		t.Errorf("disks %+v", n.Disks)
 	}
 	must.Equal(t, "", n.CDIDriver)
+	must.Do(t, os.MkdirAll(filepath.Join(root, "etc/cdi/old.yaml"), 0o755))
+	must.Do(t, os.Symlink("loop.json", filepath.Join(root, "etc/cdi/loop.json")))
 	must.Write(t, root, "etc/cdi/a.yaml", "kind: management.nvidia.com/gpu\nhostPath: /usr/lib64/libcuda.so.535.1.2")
 	if n, err := ReadNode(root, nil); err != nil || n.CDIDriver != "" {
 		t.Errorf("%q, %v", n.CDIDriver, err)
