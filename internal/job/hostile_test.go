@@ -96,6 +96,19 @@ func TestCheckout(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	for repo, allowed := range map[string]string{
+		"https://github.com/gpu-mode/kernelbot/": "https://github.com/gpu-mode/kernelbot",
+		"http://github.com/gpu-mode/Kernelbot":   "https://github.com/gpu-mode/Kernelbot",
+		"https://GitHub.com/GPU-MODE/kernelbot":  "https://github.com/gpu-mode/kernelbot",
+		"git@GitHub.com:gpu-mode/kernelbot":      "git@github.com:gpu-mode/kernelbot",
+		"https://github.com/gpu-mod/kernelbot/":  "",
+	} {
+		_, err := job.Read(attack(map[string]string{"BUILDKITE_REPO": repo}))
+		refused(t, err, "BUILDKITE_REPO")
+		if says := strings.Contains(err.Error(), "it allows \""+allowed+"\", so write that"); says != (allowed != "") {
+			t.Errorf("%s: %v", repo, err)
+		}
+	}
 	_, err := job.Read(attack(map[string]string{"BUILDKITE_COMMIT": " HEAD"}))
 	refused(t, err, "BUILDKITE_COMMIT")
 	if !strings.Contains(err.Error(), "HEAD") {

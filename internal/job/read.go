@@ -273,7 +273,11 @@ func (r *reader) checkout() {
 		return
 	}
 	if len(repo) > maxRepo || !r.in.Repositories.Allow(repo) {
-		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; use one that is, or add it to agent.allowed_repositories", withoutUser(repo))
+		advice := "use one that is, or add it to agent.allowed_repositories"
+		if other := allowedSpelling(repo, r.in.Repositories); other != "" {
+			advice = fmt.Sprintf("it allows %.200q, so write that into the pipeline's settings", withoutUser(other))
+		}
+		r.refuse("BUILDKITE_REPO", "%.200q is not a repository that this node allows; %s", withoutUser(repo), advice)
 	}
 	r.Checkout = Checkout{
 		Mode: CheckoutMirror, Repository: githubSSH().ReplaceAllString(repo, github),
@@ -282,6 +286,24 @@ func (r *reader) checkout() {
 	if hash := strings.ToLower(r.Checkout.Commit); commitForm().MatchString(hash) {
 		r.Checkout.Commit = hash
 	}
+}
+
+// allowedSpelling returns how a repository that is not allowed would be: without a slash at its end, in lower case, or by
+// https. It is "" if that changes nothing.
+func allowedSpelling(repo string, allowed config.Patterns) string {
+	if len(repo) > maxRepo {
+		return ""
+	}
+	plain := strings.TrimRight(strings.TrimSpace(repo), "/")
+	_, rest, _ := strings.Cut(plain, "://")
+	host, name, _ := strings.Cut(rest, "/")
+	secure := "https://" + strings.ToLower(host) + "/" + name
+	for _, other := range []string{plain, secure, strings.ToLower(plain), strings.ToLower(secure)} {
+		if allowed.Allow(other) {
+			return other
+		}
+	}
+	return ""
 }
 
 // rest fills in what does not depend on the kind of job.
