@@ -139,7 +139,7 @@ func (n *Node) bindings() (*plan.Bindings, error) {
 	return all, nil
 }
 
-// missing returns what keeps the machine from being a node. What cannot be read now counts as it
+// missing returns what keeps the node from being planned again. What cannot be read now counts as it
 // was last planned.
 func (n *Node) missing() ([]string, error) {
 	bindings, err := n.bindings()
@@ -150,7 +150,7 @@ func (n *Node) missing() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return installer.Preflight(inv), nil
+	return installer.Missing(inv), nil
 }
 
 // image returns the ID of the image that jobs get; "" if it is not known. Then agents lack a tag, so a note says what is wrong.

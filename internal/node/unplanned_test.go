@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -183,4 +184,35 @@ func tree(t *testing.T, root string) (all []string) {
 	}))
 	slices.Sort(all)
 	return all
+}
+
+// TestNoWayToGPUs takes from Docker what gives containers their GPUs, as a toolkit that writes its specification late
+// does at each boot: slots are parked with the reason, and come back with it.
+func TestNoWayToGPUs(t *testing.T) {
+	t.Parallel()
+	must.Root(t, "makes users")
+	for why, cdi := range map[string]bool{"no CDI specification in /etc/cdi": true, "CDI is off": false} {
+		n, host := installed(t)
+		file := filepath.Join(n.Root, "kbnode/live.json")
+		good := must.Read(t, file)
+		var live map[string]any
+		must.Do(t, json.Unmarshal([]byte(good), &live))
+		docker := live["software"].(map[string]any)["docker"].(map[string]any)
+		docker["cdi"], docker["cdi_devices"], docker["runtimes"] = cdi, []string{}, []string{"runc"}
+		text, err := json.Marshal(live)
+		must.Do(t, err)
+		for _, now := range []struct{ live, parked, agents string }{{string(text), why, "inactive"}, {good, "", "active"}} {
+			must.Write(t, n.Root, "kbnode/live.json", now.live)
+			must.Do(t, n.Refresh(t.Context()))
+			_, err := Converge(t.Context(), host, n.Plan)
+			must.Do(t, err)
+			units, err := host.Systemd.Units(t.Context(), plan.AgentUnit(0), plan.AgentUnit(1))
+			must.Do(t, err)
+			for i, s := range n.Plan.Slots {
+				if (s.Parked == "") != (now.parked == "") || !strings.Contains(s.Parked, now.parked) || units[i].Active != now.agents {
+					t.Errorf("%s: %q, agent %s; want %q, %s", s.Name, s.Parked, units[i].Active, now.parked, now.agents)
+				}
+			}
+		}
+	}
 }

@@ -180,9 +180,19 @@ func Unfit(inv *inventory.Inventory) (missing []string) {
 	return missing
 }
 
-// Preflight lists what keeps this machine from being a node, each with what to
+// Preflight lists what keeps this machine from being made a node, each with what to
 // type. It checks what plan.Build does not need.
 func Preflight(inv *inventory.Inventory) []string {
+	missing := Missing(inv)
+	if inv.NVIDIA != nil && inv.Software.Docker.Version != "" && !givesGPUs(inv.Software.Docker) {
+		missing = append(missing, "Docker cannot give NVIDIA GPUs to containers; "+hint(Toolkit.Command(inv.OS)+" && "+GenerateCDI))
+	}
+	return missing
+}
+
+// Missing is the part of Preflight without which a node is not planned again. Slots whose GPUs Docker cannot give to
+// containers are parked instead: at a boot, the toolkit may say only later what it can.
+func Missing(inv *inventory.Inventory) []string {
 	missing := Unfit(inv)
 	say := func(format string, args ...any) { missing = append(missing, fmt.Sprintf(format, args...)) }
 	sw := inv.Software
@@ -202,9 +212,6 @@ func Preflight(inv *inventory.Inventory) []string {
 	}
 	if sw.MkfsExt4 == "" {
 		say("mkfs.ext4 is not installed; %s", hint(MkfsExt4.Command(inv.OS)))
-	}
-	if inv.NVIDIA != nil && sw.Docker.Version != "" && !givesGPUs(sw.Docker) {
-		say("Docker cannot give NVIDIA GPUs to containers; %s", hint(Toolkit.Command(inv.OS)+" && "+GenerateCDI))
 	}
 	return missing
 }
