@@ -215,7 +215,7 @@ func (i *installation) addPackages(ctx context.Context) error {
 
 // checkMachine refuses a machine that lacks something, or that can never be a node.
 func (i *installation) checkMachine(context.Context) error {
-	missing := installer.Preflight(i.n.Inventory)
+	missing := i.n.lacks()
 	if len(missing) == 0 {
 		return nil
 	}

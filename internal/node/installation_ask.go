@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/gpu-mode/kbnode/internal/job/agent"
-	"github.com/gpu-mode/kbnode/internal/machine/installer"
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
@@ -31,7 +30,7 @@ func (i *installation) ask(ctx context.Context) error {
 	if err := i.read(ctx); err != nil {
 		return err
 	}
-	if missing := installer.Preflight(i.n.Inventory); len(missing) > 0 && !i.Packages {
+	if missing := i.n.lacks(); len(missing) > 0 && !i.Packages {
 		return errors.New(strings.Join(missing, "\n"))
 	}
 	i.dialog = true

@@ -153,6 +153,15 @@ func (n *Node) missing() ([]string, error) {
 	return installer.Missing(inv), nil
 }
 
+// lacks returns what keeps the machine from being made a node as it is configured. Without slots of GPUs, no container
+// gets one.
+func (n *Node) lacks() []string {
+	if n.Config.GPUs.None {
+		return installer.Missing(n.Inventory)
+	}
+	return installer.Preflight(n.Inventory)
+}
+
 // image returns the ID of the image that jobs get; "" if it is not known. Then agents lack a tag, so a note says what is wrong.
 func (n *Node) image() (id string) {
 	if !n.Config.Image.Updates() {

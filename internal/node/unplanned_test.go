@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/node/reconcile"
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/config"
+	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/test/machinetest"
 	"github.com/gpu-mode/kbnode/test/must"
 	"github.com/gpu-mode/kbnode/test/systemdtest"
@@ -184,6 +185,20 @@ func tree(t *testing.T, root string) (all []string) {
 	}))
 	slices.Sort(all)
 	return all
+}
+
+// TestLacks looks at a machine whose Docker gives no container a GPU: only slots of GPUs need that.
+func TestLacks(t *testing.T) {
+	t.Parallel()
+	n := &Node{Inventory: &inventory.Inventory{NVIDIA: &inventory.NVIDIA{}, Software: inventory.Software{
+		Systemd: "257", CgroupV2: true, Git: "/usr/bin/git", MkfsExt4: "/usr/sbin/mkfs.ext4",
+		Docker: inventory.Docker{Version: "28.5.2", CgroupDriver: "systemd"},
+	}}}
+	if all := n.lacks(); len(all) != 1 || !strings.Contains(all[0], "NVIDIA GPUs") {
+		t.Errorf("slots of GPUs: %q", all)
+	}
+	n.Config.GPUs.None = true
+	must.Equal(t, 0, len(n.lacks()))
 }
 
 // TestNoWayToGPUs takes from Docker what gives containers their GPUs, as a toolkit that writes its specification late
