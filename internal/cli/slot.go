@@ -187,10 +187,11 @@ func runDaemon(ctx context.Context, s term.Streams) error {
 		Root: "/",
 		Node: node.Daemon(Version(), s.Logger()), Events: log, Log: s.Logger(), Wake: wake, Replaced: node.Replaced,
 		Publish: func(pass daemon.Snapshot) {
+			pass, name, known := node.WithSettings("/", pass)
 			m.Publish(pass)
 			node.ShowAbsent(absent, pass)
-			if pass.Plan != nil {
-				notifier.Configure(pass.Plan.Node, pass.Notify)
+			if known {
+				notifier.Configure(name, pass.Notify)
 			}
 		},
 	})

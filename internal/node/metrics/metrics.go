@@ -125,7 +125,7 @@ func (e *Exporter) Publish(s daemon.Snapshot) {
 	e.image(images)
 	e.mu.Unlock()
 	e.serve(s.Metrics.Listen)
-	if s.Plan != nil { // else it is not known yet which file is wanted; an old one shows its age
+	if s.Plan != nil || s.Metrics.Textfile != "" { // else it may not be known yet which file is wanted; an old one shows its age
 		e.keepFile(s.Metrics.Textfile)
 	}
 }

@@ -60,6 +60,17 @@ func TestTextfile(t *testing.T) {
 	}
 }
 
+// TestTextfileWithoutAPlan writes the file also before the first plan, so that an alert fires until there is one.
+func TestTextfileWithoutAPlan(t *testing.T) {
+	t.Parallel()
+	e, _, s := exporting(t)
+	e.Publish(daemon.Snapshot{Began: noon, Whole: true, Err: errors.New("git is not installed"), Metrics: s.Metrics})
+	text := must.Read(t, e.path("/srv/metrics"))
+	must.Contain(t, text, "kbnode_last_good_pass_timestamp_seconds 0\n", `kbnode_passes_total{kind="whole",result="error"} 1`)
+	e.Publish(daemon.Snapshot{Began: noon})
+	must.Contain(t, must.Read(t, e.path("/srv/metrics")), "kbnode_last_pass_timestamp_seconds ")
+}
+
 // TestTextfileFollowsTheConfiguration has one file at most, and none of a daemon that has ended.
 func TestTextfileFollowsTheConfiguration(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,24 @@
+package node
+
+import (
+	"cmp"
+	"os"
+
+	"github.com/gpu-mode/kbnode/internal/node/daemon"
+)
+
+// WithSettings returns a pass of the daemon with who is told of the node below root, and the node's name. Before the first plan,
+// the configuration alone says so: that there is none, as after a boot without what the node needs, is what people must hear. known
+// is false if that cannot be read; then no one must be forgotten.
+func WithSettings(root string, s daemon.Snapshot) (_ daemon.Snapshot, name string, known bool) {
+	if s.Plan != nil {
+		return s, s.Plan.Node, true
+	}
+	n := &Node{Root: root}
+	if err := n.LoadStored(); err != nil || n.absent {
+		return s, "", false
+	}
+	host, _ := os.Hostname() // without a name, they are told all the same
+	s.Metrics, s.Notify = n.Config.Metrics, n.Config.Notify
+	return s, cmp.Or(n.Config.Node, host), true
+}
