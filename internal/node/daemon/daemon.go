@@ -124,9 +124,9 @@ type daemonLoop struct {
 	reported string       // the last error that was logged
 	parked   map[int]bool // slots with an event that they are parked; nil before the first look
 
-	parkedSince   map[int]time.Time // when slots were first seen parked
-	engine        inventory.Docker  // as it answered last
-	snapshot      Snapshot          // of the current pass
+	parkedSince   map[int]time.Duration // when slots were first seen parked, by Moment.Up
+	engine        inventory.Docker      // as it answered last
+	snapshot      Snapshot              // of the current pass
 	clocks        clocks
 	rebootAt      time.Duration // by Moment.Up, when systemd was asked to reboot
 	rebootRelease func()        // releases the lock that a reboot under way holds; nil if there is none

@@ -168,7 +168,7 @@ func (d *daemonLoop) judge(ctx context.Context, host *reconcile.Host, o observat
 	}
 	states, unread := d.slotStates(ctx, host, o)
 	if !slices.Contains(unread, health.CheckAgent) {
-		d.recordParked(o.plan, states, moment.Now)
+		d.recordParked(o.plan, states, moment.Up)
 	}
 	in := health.Signals{Moment: moment, Slots: healthSlots(o.plan, states, o.changes, moment.Now), Kernel: d.health.take(), GPUs: o.gpus, Policy: d.reading.Policy, Out: o.out, Faults: o.faults, Evaluations: d.evaluations.take()}
 	for i := range in.Slots {

@@ -17,7 +17,7 @@ func (d *daemonLoop) recall() {
 	if d.parked != nil {
 		return
 	}
-	d.parked, d.parkedSince = map[int]bool{}, map[int]time.Time{}
+	d.parked, d.parkedSince = map[int]bool{}, map[int]time.Duration{}
 	_, err := bounded(d, "events", writeTime, func() (struct{}, error) {
 		return struct{}{}, d.Events.Read(func(e events.Event) {
 			switch e.Kind {
@@ -36,8 +36,9 @@ func (d *daemonLoop) recall() {
 	}
 }
 
-// recordParked records which slots are parked and no longer parked, by what a job left or by the plan.
-func (d *daemonLoop) recordParked(p *plan.Plan, states []slot.State, now time.Time) {
+// recordParked records which slots are parked and no longer parked, by what a job left or by the plan. up is Moment.Up: after
+// a boot, the wall clock may go back by hours.
+func (d *daemonLoop) recordParked(p *plan.Plan, states []slot.State, up time.Duration) {
 	d.recall()
 	for _, s := range states {
 		var reason string
@@ -47,13 +48,14 @@ func (d *daemonLoop) recordParked(p *plan.Plan, states []slot.State, now time.Ti
 		if len(s.Parked) > 0 {
 			reason = s.Parked[0].Reason
 		}
+		since, known := d.parkedSince[s.Index]
 		if reason == "" {
 			delete(d.parkedSince, s.Index)
-		} else if d.parkedSince[s.Index].IsZero() {
-			d.parkedSince[s.Index] = now
+		} else if !known {
+			since, d.parkedSince[s.Index] = up, up
 		}
 		parked := reason != ""
-		if parked == d.parked[s.Index] || parked && now.Sub(d.parkedSince[s.Index]) < parkedTime {
+		if parked == d.parked[s.Index] || parked && up-since < parkedTime {
 			continue
 		}
 		d.parked[s.Index] = parked

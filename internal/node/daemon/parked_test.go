@@ -61,6 +61,23 @@ func TestParkedSlots(t *testing.T) {
 	})
 }
 
+// TestParkedByAWrongClock boots a machine whose clock is in the future until NTP sets it back: how long a slot is parked does not
+// depend on that.
+func TestParkedByAWrongClock(t *testing.T) {
+	bubble(t, func(t *testing.T, n *fakeNode) {
+		n.gpus, n.away = twoGPUs(), map[int]string{1: "its GPU is missing"}
+		began := time.Now()
+		log, _ := running(t, n, Options{Clock: skewed("1", func() time.Duration {
+			if time.Since(began) < 20*time.Second {
+				return 5 * time.Hour
+			}
+			return 0
+		})})
+		later(5 * time.Minute)
+		must.Equal(t, []string{"park 1 warn: gpu1 is parked: its GPU is missing"}, levels(t, log, "park", "unpark"))
+	})
+}
+
 // TestParkedByThePlan checks that a slot whose GPU is away is an event, too.
 func TestParkedByThePlan(t *testing.T) {
 	bubble(t, func(t *testing.T, n *fakeNode) {
