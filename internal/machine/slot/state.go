@@ -165,7 +165,7 @@ func (s State) Disconnected(p plan.Slot, now time.Time) string {
 		return ""
 	case s.Failed():
 		return fmt.Sprintf("its agent keeps failing; sudo journalctl -u %s shows why", unit)
-	case !s.Agent.Running() || now.Sub(s.Agent.Since) < RegisterTime || s.Registered:
+	case !s.Agent.Running() || now.Sub(s.Agent.Since).Abs() < RegisterTime || s.Registered: // less than 0: the clock was set back
 		return ""
 	case len(s.Parked) > 0:
 		return "" // it waits, and reports why

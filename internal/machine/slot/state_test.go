@@ -80,6 +80,7 @@ func TestDisconnected(t *testing.T) {
 		{"registered", plan.Slot{}, State{Registered: true, Agent: Unit{Active: "active", Since: old}}, false},
 		{"parked", plan.Slot{}, State{Parked: []Parked{{}}, Agent: Unit{Active: "active", Since: old}}, false},
 		{"just started", plan.Slot{}, State{Agent: Unit{Active: "active", Since: now}}, false},
+		{"the clock was set back since", plan.Slot{}, State{Agent: Unit{Active: "active", Since: now.Add(time.Hour)}}, true},
 		{"stopping", plan.Slot{}, State{Agent: Unit{Active: "deactivating", Sub: "auto-restart", Since: old}}, false},
 		{"at work", plan.Slot{}, State{Job: &Job{ID: "1"}, Agent: Unit{Active: "active", Since: old}}, false},
 		{"drained", plan.Slot{Drains: []plan.Drain{{}}}, State{Agent: Unit{Active: "failed"}}, false},
