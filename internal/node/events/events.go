@@ -88,6 +88,9 @@ func (l Log) append(text []byte) error {
 	if text, err = afterLine(f, text); err == nil {
 		_, err = f.Write(text)
 	}
+	if err == nil { // what led to a crash must outlast it, and a Place that is stored must not be after the end
+		err = f.Sync()
+	}
 	return errors.Join(err, f.Close())
 }
 

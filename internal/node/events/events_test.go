@@ -167,3 +167,20 @@ func TestReadFrom(t *testing.T) {
 		t.Errorf("after the end: %q", got)
 	}
 }
+
+// TestPlaceAfterTheEnd has a crash take the last event after someone has read it: those that follow are read all the same.
+func TestPlaceAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	l := Log{File: filepath.Join(t.TempDir(), "events.jsonl")}
+	must.Do(t, l.Add(Event{Kind: "x", Text: "a"}))
+	info, err := os.Stat(l.File)
+	must.Do(t, err)
+	must.Do(t, l.Add(Event{Kind: "x", Text: "lost, and longer than the next one"}))
+	at, err := l.End()
+	must.Do(t, err)
+	must.Do(t, os.Truncate(l.File, info.Size()))
+	must.Do(t, l.Add(Event{Kind: "x", Text: "b"}))
+	var texts string
+	must.Do(t, l.ReadFrom(at, func(e Event, _ Place) { texts += e.Text }))
+	must.Equal(t, "ab", texts)
+}

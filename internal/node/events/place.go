@@ -24,7 +24,7 @@ func (l Log) End() (at Place, err error) {
 }
 
 // ReadFrom calls fn with every event after a place, and with the place after each. If the log no longer has the place, it
-// begins with the oldest event.
+// begins with the oldest event, or that of the place's file.
 func (l Log) ReadFrom(at Place, fn func(e Event, after Place)) error {
 	// The newer one is opened first: if it is moved meanwhile, both are it.
 	newer, err := open(l.File)
@@ -42,12 +42,12 @@ func (l Log) ReadFrom(at Place, fn func(e Event, after Place)) error {
 		files = files[1:]
 	}
 	for _, f := range files {
-		offset := int64(0)
-		if f.id == at.File {
-			offset = at.Offset
-		}
 		if f.id == 0 {
 			continue
+		}
+		offset, err := f.from(at)
+		if err != nil {
+			return err
 		}
 		if _, err := scan(f.File, offset, func(e Event, next int64) { fn(e, Place{f.id, next}) }); err != nil {
 			return fmt.Errorf("read events: %w", err)
@@ -59,6 +59,21 @@ func (l Log) ReadFrom(at Place, fn func(e Event, after Place)) error {
 type file struct {
 	*os.File
 	id uint64 // Place.File; 0 of a file without a line, and of none
+}
+
+// from returns the offset of a place, or 0 if it is not in the file: a crash may have taken the end of it.
+func (f file) from(at Place) (int64, error) {
+	if f.id != at.File {
+		return 0, nil
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, fmt.Errorf("read events: %w", err)
+	}
+	if at.Offset < 0 || at.Offset > info.Size() {
+		return 0, nil
+	}
+	return at.Offset, nil
 }
 
 func open(name string) (file, error) {
