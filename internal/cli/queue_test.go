@@ -271,6 +271,11 @@ func TestGoneNode(t *testing.T) {
 	if got := kbnode(t, "queue", "b200", "--json").out; strings.Count(got, `"state": "gone"`) != 2 {
 		t.Error(got)
 	}
+	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"n-gpu0": {"queue=h100", "node=n"}}))
+	t.Setenv("XDG_STATE_HOME", state)
+	must.Contain(t, kbnode(t, "queue", "b200").out, "n gone: no agent is connected for ", "; the node has agents in queue h100\n")
+	useBuildkite(t, office(t, bktest.Options{}, map[string][]string{"m-gpu0": {"queue=h100", "node=m"}}))
+	t.Setenv("XDG_STATE_HOME", state)
 	if got := kbnode(t, "queue", "--forget", "n"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}

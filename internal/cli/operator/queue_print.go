@@ -194,6 +194,9 @@ func outOf(w io.Writer, n buildkite.QueueNode, now time.Time) (slots string, rea
 		if !n.LastJob.IsZero() {
 			why += fmt.Sprintf(", last job %s ago", term.Ago(n.LastJob, now))
 		}
+		if len(n.Out) > 0 && n.Out[0].Reason != "" {
+			why += "; " + n.Out[0].Reason
+		}
 		return state + " for " + term.Ago(n.Seen, now), []string{why}
 	}
 	var all []string

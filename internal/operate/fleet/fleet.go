@@ -134,7 +134,7 @@ func (m *Memory) Update(r *buildkite.QueueReport, all bool) {
 			case was == nil || r.Time.Sub(was.Seen).Abs() > Kept:
 				delete(known, name)
 			case !met[name]:
-				q.Nodes = append(q.Nodes, was.lastSeen(name))
+				q.Nodes = append(q.Nodes, was.lastSeen(name, r.NodeQueues[name]))
 			}
 		}
 		m.queues[q.Name] = known
@@ -198,12 +198,17 @@ func (s *seenNode) meet(node *buildkite.QueueNode, agents []buildkite.QueueAgent
 	node.Out = append(node.Out[:len(node.Out)-len(missing)], missing...) // they are the last
 }
 
-// lastSeen returns a node of which no agent is connected.
-func (s *seenNode) lastSeen(name string) buildkite.QueueNode {
+// lastSeen returns a node of which no agent is connected in a queue. others are the queues in which it has agents, as after a
+// change of its configuration.
+func (s *seenNode) lastSeen(name string, others []string) buildkite.QueueNode {
 	n := buildkite.QueueNode{Node: text.Line(name, 100), Slots: max(0, min(s.Slots, buildkite.MaxSlots)), KbnodeVersion: text.Line(s.Version, 100), LastJob: s.LastJob, Seen: s.Seen}
 	latest := s.latest(slices.Collect(maps.Keys(s.Agents)))
+	reason := ""
+	if len(others) > 0 {
+		reason = "the node has agents in queue " + text.Line(strings.Join(others, ", "), 300)
+	}
 	for i := range n.Slots {
-		out := buildkite.QueueSlot{State: buildkite.Gone, Seen: s.Seen}
+		out := buildkite.QueueSlot{State: buildkite.Gone, Reason: reason, Seen: s.Seen}
 		if i < len(latest) {
 			out.Slot, out.Seen = text.Line(latest[i], 100), s.Agents[latest[i]]
 		}

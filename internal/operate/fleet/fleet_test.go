@@ -98,6 +98,21 @@ func TestOtherQueues(t *testing.T) {
 	}
 }
 
+// TestMoved looks at a node whose agents are in another queue now: it is gone from the first one, and the reason says where it is.
+func TestMoved(t *testing.T) {
+	t.Parallel()
+	m, err := load(filepath.Join(t.TempDir(), "nodes.json"))
+	must.Do(t, err)
+	at := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	r := report(at, 1, "gpu0")
+	m.Update(&r, true)
+	r = buildkite.QueueReport{Time: at.Add(time.Hour), Queues: []buildkite.Queue{buildkite.EmptyQueue("q")}}
+	r.NodeQueues = map[string][]string{"n": {"other"}}
+	m.Update(&r, true)
+	want := []buildkite.QueueSlot{{Slot: "gpu0", State: buildkite.Gone, Reason: "the node has agents in queue other", Seen: at}}
+	must.Equal(t, want, r.Queues[0].Nodes[0].Out)
+}
+
 // TestBroken reads files that are none of kbnode's.
 func TestBroken(t *testing.T) {
 	t.Parallel()
