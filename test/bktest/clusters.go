@@ -48,13 +48,21 @@ func (s *Server) clusterRoutes(get func(string, handler)) {
 		}
 		return q
 	}
-	get(queues, in(func(c *call) reply {
-		found := []map[string]any{}
-		for _, key := range slices.Concat(s.opts.Hosted, s.queues) {
-			found = append(found, queue(key))
+	get(queues, func(c *call) reply {
+		found := []map[string]any{} // all are in the first cluster
+		for i := range names {
+			if c.PathValue("cluster") != id(i) {
+				continue
+			}
+			for _, key := range slices.Concat(s.opts.Hosted, s.queues) {
+				if i == 0 {
+					found = append(found, queue(key))
+				}
+			}
+			return paginate(c, found)
 		}
-		return paginate(c, found)
-	}))
+		return refuse(http.StatusNotFound, "No cluster found")
+	})
 	post := func(p string, h handler) { s.handle("POST "+p, s.byAPI, s.limited(h)) }
 	post(queues, parsed(func(c *call, req struct {
 		Key string `json:"key"`

@@ -103,25 +103,25 @@ func (c *Client) clusterQueue(ctx context.Context, org string, at Cluster, key s
 }
 
 // pausedQueues returns the queues from which Buildkite dispatches no jobs, and the notes of those who paused them. Clusters
-// may have queues of the same name.
-func (c *Client) pausedQueues(ctx context.Context, org string) (map[string]string, error) {
+// may have queues of the same name. all is false if there are clusters that were not asked.
+func (c *Client) pausedQueues(ctx context.Context, org string) (paused map[string]string, all bool, err error) {
 	clusters, err := list(ctx, c, "clusters", "read_clusters", organizationPath(org, "clusters"), nil, func(c Cluster) string { return c.ID })
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	paused := map[string]string{}
+	paused = map[string]string{}
 	for _, at := range clusters[:min(len(clusters), maxClusters)] {
-		all, err := list(ctx, c, "queues", "read_clusters", clusterPath(org, at, "queues"), nil, func(q clusterQueue) string { return q.ID })
+		queues, err := list(ctx, c, "queues", "read_clusters", clusterPath(org, at, "queues"), nil, func(q clusterQueue) string { return q.ID })
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		for _, q := range all {
+		for _, q := range queues {
 			if q.Paused {
 				paused[q.Key] = text.Line(q.Note, 4*maxText)
 			}
 		}
 	}
-	return paused, nil
+	return paused, len(clusters) <= maxClusters, nil
 }
 
 // CreateAgentToken makes a token with which agents register in a cluster. Buildkite tells it only once.

@@ -116,6 +116,27 @@ func TestIdleWhileJobsWait(t *testing.T) {
 	})
 }
 
+// TestIdleInManyClusters does not say that a queue is not paused if some clusters were not asked.
+func TestIdleInManyClusters(t *testing.T) {
+	t.Parallel()
+	for clusters, want := range map[int]string{
+		maxClusters: "the queue is not paused; ", maxClusters + 1: "the queue may be paused in Buildkite, in a cluster that was not asked",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := bktest.New(bktest.Options{Queues: []string{"b200"}, Clusters: make([]string, clusters)})
+			ctx, stop := context.WithCancel(t.Context())
+			t.Cleanup(func() { stop(); synctest.Wait() })
+			must.Do(t, s.Employ(ctx, bktest.Worker{Name: "a", Tags: []string{"queue=b200", "slots=1"}, Do: func(context.Context, *bktest.Work) {}}))
+			c, err := New(Options{URL: "http://buildkite.test", Token: bktest.DefaultAPIToken, Network: s.Wire(), Patient: true})
+			must.Do(t, err)
+			r := QueueReport{Time: time.Now(), Organization: "kbnode", Queues: []Queue{{Name: "b200"}}}
+			r.Queues[0].Waiting.IdleSince = r.Time.Add(-time.Hour)
+			c.explainIdle(ctx, &r)
+			must.Contain(t, r.Queues[0].WhyIdle, want)
+		})
+	}
+}
+
 func TestAgentStates(t *testing.T) {
 	t.Parallel()
 	if q := Queues([]Agent{{Job: &Job{State: "passed"}}}, nil, time.Time{})[0]; q.Count(Idle) != 1 {

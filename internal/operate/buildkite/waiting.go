@@ -2,6 +2,7 @@ package buildkite
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -97,7 +98,7 @@ func (c *Client) explainIdle(ctx context.Context, r *QueueReport) {
 	if !slices.ContainsFunc(r.Queues, stuck) {
 		return
 	}
-	paused, err := c.pausedQueues(ctx, r.Organization)
+	paused, all, err := c.pausedQueues(ctx, r.Organization)
 	for i, q := range r.Queues {
 		note, is := paused[q.Name]
 		switch {
@@ -108,6 +109,9 @@ func (c *Client) explainIdle(ctx context.Context, r *QueueReport) {
 			r.Queues[i].WhyIdle = "the queue is paused in Buildkite: " + note
 		case is:
 			r.Queues[i].WhyIdle = "the queue is paused in Buildkite (Agents, the cluster, Queues)"
+		case !all:
+			r.Queues[i].WhyIdle = fmt.Sprintf(
+				"the queue may be paused in Buildkite, in a cluster that was not asked: kbnode asks %d; see the page of a waiting job", maxClusters)
 		default:
 			r.Queues[i].WhyIdle = "the queue is not paused; the agents may be in another cluster than the pipeline: see the page of a waiting job"
 		}
