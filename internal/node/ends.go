@@ -49,7 +49,10 @@ func (n *Node) withLoan(in plan.Input, p *plan.Plan) (*plan.Plan, error) {
 func (n *Node) ends(state *reconcile.State, now time.Time) (warnings []string) {
 	if end, err := n.loanEnd(now.Location()); err == nil && end.After(now) && end.Sub(now) <= loanNotice {
 		left := text.Count(int(end.Sub(now)/(24*time.Hour)), "day")
-		if end.Sub(now) < 24*time.Hour {
+		switch {
+		case end.Sub(now) < time.Hour:
+			left = text.Count(int(end.Sub(now)/time.Minute), "minute")
+		case end.Sub(now) < 24*time.Hour:
 			left = text.Count(int(end.Sub(now)/time.Hour), "hour")
 		}
 		warnings = append(warnings, fmt.Sprintf("the loan ends in %s, at %s: slots then finish their jobs and take no more; loan.until in %s says so", left, end.Format(plan.Dates), plan.ConfigPath))

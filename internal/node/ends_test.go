@@ -30,6 +30,7 @@ func TestEnds(t *testing.T) {
 		{"nothing ends", "", nil, job, ""},
 		{"days before the loan's end", "2026-12-31", nil, nil, "the loan ends in 2 days, at 2026-12-31 00:00 UTC: slots then finish their jobs and take no more; loan.until in /etc/kbnode/config.yaml says so"},
 		{"hours before the loan's end", "2026-12-28T18:00", nil, nil, "the loan ends in 6 hours, at 2026-12-28 18:00 UTC: slots then"},
+		{"minutes before the loan's end", "2026-12-28T12:20", nil, nil, "the loan ends in 20 minutes, at 2026-12-28 12:20 UTC: slots then"},
 		{"long before the loan's end", "2027-01-31", nil, nil, ""},
 		{"after the loan's end", "2026-12-28", nil, nil, ""},
 		{"a reboot that waits", "", pending, job, "the machine reboots when its slots are idle: it waits for job 0192 of slot gpu0, the agent of slot gpu1; sudo kbnode resume --all cancels that"},
