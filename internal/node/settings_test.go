@@ -15,7 +15,7 @@ import (
 // CPUs, but forgets no one because of a file that it cannot read.
 func TestWithSettings(t *testing.T) {
 	t.Parallel()
-	const url = "/etc/kbnode/notify-url"
+	const url, notify = "/etc/kbnode/notify-url", "notify: {url: /etc/kbnode/notify-url}\n"
 	host, err := os.Hostname()
 	must.Do(t, err)
 	last := daemon.Snapshot{Plan: &plan.Plan{Node: "planned"}, Notify: config.Notify{URL: "https://last.example"}}
@@ -26,14 +26,15 @@ func TestWithSettings(t *testing.T) {
 		notify  config.Notify
 		metrics config.Metrics
 	}{
-		"planned":         {"queue: q\nnotify: {url: " + url + "}\n", last, "planned", last.Notify, config.Metrics{}},
-		"not planned yet": {"queue: q\ncpus_per_slot: 4000\nnode: n1\nnotify: {url: " + url + "}\n", daemon.Snapshot{}, "n1", config.Notify{URL: url}, config.Metrics{}},
+		"planned":         {"queue: q\n" + notify, last, "planned", last.Notify, config.Metrics{}},
+		"not planned yet": {"cpus_per_slot: 4000\nnode: n1\n" + notify, daemon.Snapshot{}, "n1", config.Notify{URL: url}, config.Metrics{}},
 		"without a name": {
 			"notify: {command: [/bin/page]}\nmetrics: {textfile: /srv}\n", daemon.Snapshot{},
 			host, config.Notify{Command: []string{"/bin/page"}}, config.Metrics{Textfile: "/srv"},
 		},
 		"no one":                 {"node: n1\n", daemon.Snapshot{}, "n1", config.Notify{}, config.Metrics{}},
-		"an unknown key":         {"node: n1\nnotify: {url: " + url + "}\nunknown: 1\n", daemon.Snapshot{}, "", config.Notify{}, config.Metrics{}},
+		"an unknown key":         {"node: n1\nunknown: 1\n" + notify, daemon.Snapshot{}, "n1", config.Notify{URL: url}, config.Metrics{}},
+		"no YAML":                {"node: n1\nnotify: {url: " + url + "\n", daemon.Snapshot{}, "", config.Notify{}, config.Metrics{}},
 		"no configuration there": {"", daemon.Snapshot{}, "", config.Notify{}, config.Metrics{}},
 	} {
 		t.Run(name, func(t *testing.T) {
