@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan"
 	"github.com/gpu-mode/kbnode/internal/plan/inventory"
 	"github.com/gpu-mode/kbnode/internal/std/limit"
+	"github.com/gpu-mode/kbnode/internal/std/text"
 )
 
 // Node is the machine, as the daemon sees it.
@@ -89,6 +90,8 @@ const (
 	gpusTime  = time.Minute
 	// maxChanges is how many changes of one pass get an event each.
 	maxChanges = 10
+	// maxError is how many characters of an error count: what an event has, or after a restart it would seem to be another one.
+	maxError = 2 << 10
 )
 
 // Run keeps the node as planned until ctx ends. It logs and retries what fails.
@@ -252,7 +255,7 @@ func (d *daemonLoop) report(err error) {
 	d.recall()
 	now := ""
 	if err != nil {
-		now = strings.ReplaceAll(err.Error(), "\n", "; ")
+		now = text.Line(strings.ReplaceAll(err.Error(), "\n", "; "), maxError)
 	}
 	var locked *reconcile.LockedError
 	switch {

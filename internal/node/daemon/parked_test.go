@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,5 +109,13 @@ func TestErrorOverRestart(t *testing.T) {
 	d.report(errors.New("dial from port 40100: refused\nand more"))
 	d = daemon()
 	d.report(nil)
-	must.Equal(t, []string{"error -1 warn: dial from port 40000: refused; and more", "recovered -1 info: the node can be reconciled again"}, levels(t, log, "error", "recovered"))
+	long := errors.New("git  is not installed" + strings.Repeat("; nor is é", 1000))
+	d.report(long)
+	d = daemon()
+	d.report(long)
+	d.report(nil)
+	if got := levels(t, log, "error", "recovered"); len(got) != 4 {
+		t.Errorf("%d events", len(got))
+	}
+	must.Equal(t, []string{"error -1 warn: dial from port 40000: refused; and more", "recovered -1 info: the node can be reconciled again"}, levels(t, log, "error", "recovered")[:2])
 }
