@@ -102,7 +102,10 @@ func imageProven(ctx context.Context, m *Machine) Answer {
 func imageUpdate(ctx context.Context, m *Machine) Answer {
 	s := m.Images
 	var all []Finding
-	if r := s.Rejected(); r != nil {
+	if r := s.Rejected(); r != nil && r.Digest == "" {
+		all = append(all, warn("an image that was loaded or built here was refused%s: %s", ago(m.Now, r.Time), r.Reason).
+			Advise("fix it, and load it in another bundle, or build it again"))
+	} else if r != nil {
 		all = append(all, warn("%s was refused%s: %s", short(r.Digest, ""), ago(m.Now, r.Time), r.Reason).
 			Advise("fix the image and push it; cron tries the next one, and sudo %s tries this one again", updateImage))
 	}

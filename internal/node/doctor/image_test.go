@@ -102,6 +102,11 @@ func TestImageChecks(t *testing.T) {
 
 		{"went through", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "old", "time": "2026-11-01T12:00:00Z"}]`), "ok: none refused since, none pending", ""},
 		{"refused", "image-update", updated(here), state(chosen + `, "refused": [{"digest": "sha256:bbbb", "reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}]`), "warn: sha256:bbbb was refused 9 hours ago: torch sees no GPU", ""},
+		{
+			"a bundle's was refused", "image-update", updated(here),
+			state(chosen + `, "refused_local": {"reason": "torch sees no GPU", "time": "2026-11-21T03:00:00Z"}`),
+			"warn: an image that was loaded or built here was refused 9 hours ago: torch sees no GPU", "",
+		},
 		{"on its way", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-21T03:00:00Z"}`), "ok: none refused since, none pending", ""},
 		{"stuck", "image-update", updated(here), state(chosen + `, "candidate": {"digest": "sha256:bbbb", "since": "2026-11-18T03:00:00Z"}`), "warn: the update to sha256:bbbb has not finished since 2026-11-18", "kbnode image update"},
 		{"the timer's run failed", "image-update", failed, state(chosen), "warn: kbnode-image.service failed (exit-code, exit status 1)", "kbnode image update"},

@@ -239,3 +239,26 @@ func TestLoadedStays(t *testing.T) {
 	clear(w.names) // the engine lost it
 	needs(7, true)
 }
+
+// TestRejected has the newest refusal since the current image came, also of an image that no registry has.
+func TestRejected(t *testing.T) {
+	t.Parallel()
+	s := empty()
+	s.Current = &Image{ID: "sha256:1", Since: now().Add(-time.Hour)}
+	if r := s.Rejected(); r != nil {
+		t.Errorf("%+v", r)
+	}
+	s.refuse(&Image{Archive: "a", Since: now()}, "a bundle's")
+	if r := s.Rejected(); r == nil || r.Reason != "a bundle's" || r.Digest != "" {
+		t.Errorf("%+v", r)
+	}
+	s.RefusedLocal.Time = s.RefusedLocal.Time.Add(-time.Minute)
+	s.refuse(&Image{Digest: "sha256:d"}, "a registry's")
+	if r := s.Rejected(); r == nil || r.Reason != "a registry's" || r.Digest != "sha256:d" {
+		t.Errorf("%+v", r)
+	}
+	s.Current.Since = now().Add(time.Minute)
+	if r := s.Rejected(); r != nil {
+		t.Errorf("%+v", r)
+	}
+}

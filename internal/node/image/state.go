@@ -92,22 +92,32 @@ type State struct {
 	Installed string `json:"installed,omitempty"`
 	// RefusedArchives are the SHA-256 of archives whose image was refused or rolled back, however it came, newest first.
 	RefusedArchives []string `json:"refused_archives,omitempty"`
+	// RefusedLocal is why the last image that came from no registry was refused or rolled back; nil if none was.
+	RefusedLocal *Failure `json:"refused_local,omitempty"`
 	// Failed is why the last unattended update ended with an error; nil if it did not, or one by hand has succeeded since.
 	Failed *Failure `json:"failed,omitempty"`
 }
 
-// Failure is an update that ended with an error, which says nothing of an image.
+// Failure is what went wrong, and when.
 type Failure struct {
 	Reason string    `json:"reason"`
 	Time   time.Time `json:"time"`
 }
 
-// Rejected returns the newest refusal if it came after the current image; nil if there is none.
+// Rejected returns the newest refusal if it came after the current image; nil if there is none. It has no digest if the image came
+// from no registry.
 func (s State) Rejected() *Refusal {
-	if len(s.Refused) == 0 || s.Current != nil && !s.Refused[0].Time.After(s.Current.Since) {
+	var last Refusal
+	if len(s.Refused) > 0 {
+		last = s.Refused[0]
+	}
+	if l := s.RefusedLocal; l != nil && l.Time.After(last.Time) {
+		last = Refusal{Reason: l.Reason, Time: l.Time}
+	}
+	if last.Time.IsZero() || s.Current != nil && !last.Time.After(s.Current.Since) {
 		return nil
 	}
-	return &s.Refused[0]
+	return &last
 }
 
 // Read reads a node's state from its directory. A missing file is an empty State.
@@ -222,6 +232,9 @@ func (s *State) refused(digest string) *Refusal {
 
 // refuse remembers an image by where it came from: one that was built here has nothing to know it by.
 func (s *State) refuse(i *Image, reason string) {
+	if i.Digest == "" {
+		s.RefusedLocal = &Failure{reason, now()}
+	}
 	if i.Archive != "" {
 		s.forgive(i.Archive)
 		s.RefusedArchives = append([]string{i.Archive}, s.RefusedArchives[:min(len(s.RefusedArchives), maxRefused-1)]...)

@@ -132,6 +132,8 @@ func TestImageFailed(t *testing.T) {
 		{"an error", func(s *image.State) { s.Failed = &image.Failure{Reason: "no registry"} }, "1"},
 		{"refused since", func(s *image.State) { s.Refused = refused(-time.Hour) }, "1"},
 		{"refused before", func(s *image.State) { s.Refused = refused(-72 * time.Hour) }, "0"},
+		{"a bundle's refused since", func(s *image.State) { s.RefusedLocal = &image.Failure{Time: noon.Add(-time.Hour)} }, "1"},
+		{"a bundle's refused before", func(s *image.State) { s.RefusedLocal = &image.Failure{Time: noon.Add(-72 * time.Hour)} }, "0"},
 		{"refused without another", func(s *image.State) { s.Refused, s.Current = refused(-72*time.Hour), nil }, "1"},
 	} {
 		e := New(Options{Images: func() (image.State, error) {
