@@ -43,9 +43,12 @@ type NotReadyError struct{ Reason string }
 
 func (e *NotReadyError) Error() string { return e.Reason }
 
+// checkAway is how long a slot's socket may be away for Check: systemd may be restarting it.
+const checkAway = 2 * time.Second
+
 // Check asks a slot whether a job could start now. The error is a *NotReadyError if the slot says why not.
 func Check(ctx context.Context, socket string) error {
-	o, err := ask(ctx, ctx, socket, 0, slot.RequestCheck, nil, func(slot.FrameKind, []byte) {})
+	o, err := ask(ctx, ctx, socket, checkAway, slot.RequestCheck, nil, func(slot.FrameKind, []byte) {})
 	if err == nil && o.Refused+o.NodeFault != "" {
 		err = &NotReadyError{o.Refused + o.NodeFault}
 	}

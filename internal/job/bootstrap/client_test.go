@@ -117,6 +117,13 @@ func TestCheck(t *testing.T) {
 	if no, ok := errors.AsType[*NotReadyError](Check(t.Context(), socket)); !ok || no.Reason != says.NodeFault {
 		t.Errorf("%v", no)
 	}
+	must.Do(t, Check(t.Context(), answers(t, func(conn net.Conn, n int32) {
+		if n == 1 { // it ends with what it was asked unread, as a socket that is restarted
+			return
+		}
+		_, _, _ = slot.ReadRequest(conn, 0)
+		_ = slot.NewFrames(conn).End(slot.Outcome{})
+	})))
 	must.Err(t, Clear(t.Context(), answers(t, func(conn net.Conn, _ int32) {
 		if kind, body, err := slot.ReadRequest(conn, 10); err != nil || kind != slot.RequestClear || string(body) != slot.ClearStart {
 			t.Errorf("%c %s, %v", kind, body, err)
