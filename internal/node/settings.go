@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-mode/kbnode/internal/plan/config"
 )
 
-// WithSettings returns a pass of the daemon with who is told of the node below root, and the node's name. Before the first plan,
+// WithSettings returns a pass of the daemon with who learns of the node below root, and the node's name. Before the first plan,
 // the configuration alone says so, even if it is wrong elsewhere: that there is none, as after a boot without what the node needs,
 // is what people must hear. known is false if that cannot be read; then no one must be forgotten.
 func WithSettings(root string, s daemon.Snapshot) (_ daemon.Snapshot, name string, known bool) {

@@ -2,7 +2,7 @@ package config
 
 import "gopkg.in/yaml.v3"
 
-// Contacts returns what a configuration file says of who is told of a node: its name, and the groups metrics and notify. The rest
+// Contacts returns what a configuration file says of who learns of a node: its name, and the groups metrics and notify. The rest
 // of the file may be wrong. ok is false if these are wrong, too, or there are neither.
 func Contacts(name string, text []byte) (c Config, ok bool) {
 	var all map[string]yaml.Node
