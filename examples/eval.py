@@ -190,7 +190,8 @@ def store(spec, value, memory, gpu, where):
         elif name == "torch":
             view([name, at, dtype, shape], memory, gpu).copy_(leaf)
         elif math.prod(shape):
-            flat = memoryview(leaf).cast("B")
+            # Of numpy's, Python casts only what its struct knows: no complex numbers, texts, or bytes in another order.
+            flat = memoryview(leaf.reshape(-1).view("u1") if name == "numpy" else leaf).cast("B")
             memory[at : at + len(flat)] = flat
 
 
@@ -634,7 +635,8 @@ class Worker:
     def warm_up(self, data, took, length=WARM_UP):
         """Has the worker, which is awake, called with an input that it had. took is how long that took. A core that slept is
         slow for some time, and a submission that did not sleep, or called itself, would be faster than others."""
-        self.hold(data[0])
+        if self.file is None:
+            self.hold(data[0])
         end = clock() + length
         while took < LONG:
             self.next(2)
@@ -729,7 +731,9 @@ class Worker:
             for target, source in zip(self.copies, self.targets):
                 target.copy_(source)
             self.case.synchronize()
-        return clock() - begin
+        took = clock() - begin
+        self.hold(text)  # for warm_up: the submission may have written to the other one
+        return took
 
 
 class Faulty(Exception):
@@ -792,14 +796,14 @@ class Case:
             store(self.input, data, memoryview(text), None, "what reference.make returns for another seed")
             return data, (text, [leaf for part, leaf in leaves(self.input, data, "") if part[0] == "gpu"])
         except Unfit as e:
-            raise RuntimeError(str(e)) from None
+            raise Faulty(str(e)) from None
 
     def wrong(self, data, worker):
         try:
             error = self.reference.check(data, view(self.output, worker.copy, worker))
+            return one_line(error).decode() if error else ""
         except Exception as e:  # of numbers that it does not expect
             raise Unfit(f"check raised {type(e).__name__}: {e}") from e
-        return one_line(error).decode() if error else ""
 
 
 def judge(say, mode, texts, lines, secret):

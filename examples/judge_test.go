@@ -85,6 +85,28 @@ print([kind for kind in "biufcSUVOMm" if fits(kind)], fits("V"), fits("f", False
 	must.Equal(t, "['b', 'i', 'u', 'f', 'c', 'S', 'U'] None None\n", string(out))
 }
 
+// TestNumpyBytes hands over an array of complex numbers, which Python's memoryview does not cast to bytes.
+func TestNumpyBytes(t *testing.T) {
+	t.Parallel()
+	needsPython(t)
+	const script = `
+import runpy, types
+judge = runpy.run_path("eval.py")
+made = bytes(range(32))
+ndarray = type("ndarray", (), {"__module__": "numpy", "shape": (2,), "nbytes": 32, "dtype": types.SimpleNamespace(str="<c16", kind="c"),
+    "flags": types.SimpleNamespace(c_contiguous=True), "reshape": lambda self, n: self, "view": lambda self, dtype: {"u1": made}[dtype]})
+sizes, memory = [64, 0], bytearray(96)
+spec = judge["describe"](ndarray(), sizes)
+judge["store"](spec, ndarray(), memory, None, "x")
+print(spec, memory[64:] == made)
+`
+	out, err := exec.CommandContext(t.Context(), "python3", "-c", script).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	must.Equal(t, "['numpy', 64, '<c16', [2]] True\n", string(out))
+}
+
 func needsPython(t *testing.T) {
 	t.Helper()
 	if err := exec.Command("python3", "-c", "").Run(); err != nil {

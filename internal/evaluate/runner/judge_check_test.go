@@ -65,9 +65,10 @@ func TestFaultyProblem(t *testing.T) {
 	for reference, want := range map[string]string{
 		"def make(seed, size): return seed\n" + output: "reference.py has no function check, which the judge calls",
 		output + check: "reference.py has no function make, which the judge calls",
-		"def make(seed, length): return seed\n" + output + check:              "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: make() got an unexpected keyword argument 'size'",
-		"def make(seed, size): return seed\ndef output(): return 0\n" + check: "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: output() got an unexpected keyword argument 'size'",
-		"def make(seed, size): return len(size)\n" + output + check:           "the judge failed; its standard error says why",
+		"def make(seed, length): return seed\n" + output + check:                         "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: make() got an unexpected keyword argument 'size'",
+		"def make(seed, size): return seed\ndef output(): return 0\n" + check:            "the case 'seed: 1; size: 1' of task.yml does not fit reference.py: output() got an unexpected keyword argument 'size'",
+		"def make(seed, size, had=[]): had.append(0); return had[:2]\n" + output + check: "what reference.make returns for another seed is a list of 2; a list of 1 is wanted",
+		"def make(seed, size): return len(size)\n" + output + check:                      "the judge failed; its standard error says why",
 	} {
 		config := judgeConfig(t, "def custom_kernel(data): return data\n", "test")
 		sources, _ := config["sources"].(map[string]string)
