@@ -2,6 +2,7 @@ package runner
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -78,5 +79,44 @@ def custom_kernel(data, output):
 	must.Contain(t, fmt.Sprint(at(run, "result", "benchmark.0.error")), "is not the input")
 	if t.Failed() {
 		t.Logf("%v\n%s", run, stderr)
+	}
+}
+
+// TestWorkerAnswersNothingEarly has a submission that takes 5 ms say that it is done before it is called: its output is known.
+func TestWorkerAnswersNothingEarly(t *testing.T) {
+	t.Parallel()
+	config := judgeConfig(t, honest+`
+calls = []
+def custom_kernel(data, output):
+    number = words[GO]
+    calls.append(number)
+    channel = next(f.f_locals["channel"] for f in frames() if "channel" in f.f_locals)
+    while number & 1 or len(calls) > 1: # from the first call that does not count on, in place of its worker
+        if number & 1:
+            if words[1]: time.sleep(0.001) # longer than the judge warms up, so that the next one counts
+            words[DONE] = number
+            for _ in range(100): pass
+            if words[1]: words[DONE] = number + 1
+        else:
+            time.sleep(0.005)
+            words[DONE] = number
+            channel.recv(1)
+        while words[GO] == number: pass
+        number = words[GO]
+    time.sleep(0.005)
+`, "benchmark")
+	sources, _ := config["sources"].(map[string]string)
+	sources["reference.py"] = `
+from array import array
+def make(seed, size): return array("q", [seed])
+def output(size): return array("q", [0])
+def check(data, output): return "" if output[0] == 0 else "is not 0"
+`
+	j := newConfigJob(t, config)
+	_, result := j.run(t)
+	run := at(result, "runs", "benchmark", "run")
+	best, err := strconv.ParseFloat(fmt.Sprint(at(run, "result", "benchmark.0.best")), 64)
+	if at(run, "passed") == true && (err != nil || best < 4e6) {
+		t.Errorf("%v, %v\n%s", run, err, j.stderr.String())
 	}
 }
